@@ -1,0 +1,21 @@
+"""Fixed-size key/value caches that roll back by moving an index."""
+
+from specjax.cache._kv import (
+    KVCache,
+    LayerKV,
+    check_capacity,
+    commit,
+    init_cache,
+    reset_row,
+    write,
+)
+
+__all__ = [
+    "KVCache",
+    "LayerKV",
+    "check_capacity",
+    "commit",
+    "init_cache",
+    "reset_row",
+    "write",
+]

@@ -1,0 +1,159 @@
+"""The full key/value cache, its write-ahead law and its capacity check.
+
+The law: a forward pass writes its rows at ``[length, length + T)`` and does not
+move ``length``; :func:`commit` moves it; rolling back is doing nothing. What lies
+beyond ``length`` is never attended, so rejected rows need no erasing. Sliding
+windows are a mask over the same full cache: a ring of exactly ``window`` slots
+would let a rejected row overwrite a key that is still inside the window.
+"""
+
+from typing import NamedTuple
+
+import flax.struct
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.typing import Array, Float, Int
+
+
+class LayerKV(NamedTuple):
+    """One layer's keys and values.
+
+    The width is minor and slots come next, so that a head's keys are one
+    contiguous matrix and attention needs no transposes.
+    """
+
+    keys: Float[Array, "B K S M"]
+    values: Float[Array, "B K S M"]
+
+
+@flax.struct.dataclass(frozen=True, kw_only=True)
+class KVCache:
+    """Keys and values of every layer, and how much of each row is committed.
+
+    Attributes:
+      layers: one LayerKV a layer.
+      length: committed tokens of each row that are in the cache, [B] int32. The
+        row's pending token is not among them.
+      capacity: most tokens a row may hold; static. The arrays are longer than
+        this, by padding that only prefill's last bucket and rejected rows touch.
+    """
+
+    layers: tuple[LayerKV, ...]
+    length: Int[Array, " B"]
+    capacity: int = flax.struct.field(pytree_node=False)
+
+
+def init_cache(
+    *,
+    batch: int,
+    capacity: int,
+    n_layers: int,
+    n_kv_heads: int,
+    head_width: int,
+    dtype: jnp.dtype,
+    block: int,
+    slack: int,
+) -> KVCache:
+    """Makes an empty cache.
+
+    Args:
+      batch: rows.
+      capacity: most tokens a row may hold.
+      n_layers: layers.
+      n_kv_heads: key/value heads a layer.
+      head_width: width of a head.
+      dtype: of keys and values.
+      block: the slot count is rounded up to a multiple of this.
+      slack: slots kept beyond the capacity, for a prefill bucket's padding.
+
+    Returns:
+      A cache of zeros with length 0.
+
+    Raises:
+      ValueError: batch or capacity is below 1.
+    """
+    if batch < 1 or capacity < 1:
+        raise ValueError(f"{batch=} and {capacity=} must be at least 1.")
+    slots = -(-(capacity + slack) // block) * block
+    shape = (batch, n_kv_heads, slots, head_width)
+    layers = tuple(
+        LayerKV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        for _ in range(n_layers)
+    )
+    return KVCache(
+        layers=layers, length=jnp.zeros((batch,), jnp.int32), capacity=capacity
+    )
+
+
+def write(
+    layer: LayerKV,
+    keys: Float[Array, "R T K M"],
+    values: Float[Array, "R T K M"],
+    length: Int[Array, " R"],
+    row: Int[Array, ""] | None = None,
+) -> LayerKV:
+    """Writes a pass's rows at ``[length, length + T)`` of each addressed row.
+
+    The caller guarantees ``length + T`` within the slots (``check_capacity``
+    before the first token, ``n_valid`` near the end): a slice update past the end
+    would be moved back by JAX over committed entries.
+
+    Args:
+      layer: the layer's cache.
+      keys: new keys.
+      values: new values.
+      length: committed tokens of each addressed row.
+      row: the one batch row addressed (then R is 1), or None for the whole batch.
+
+    Returns:
+      The layer's cache with the rows written.
+    """
+    return LayerKV(
+        _write(layer.keys, keys, length, row),
+        _write(layer.values, values, length, row),
+    )
+
+
+def _write(cache: Array, new: Array, length: Array, row: Array | None) -> Array:
+    new = new.transpose(0, 2, 1, 3).astype(cache.dtype)
+    if row is not None:
+        return lax.dynamic_update_slice(cache, new, (row, 0, length[0], 0))
+    # One slice update a row: in place on every backend, where a scatter is not.
+    for r in range(new.shape[0]):
+        start = (r, 0, length[r], 0)
+        cache = lax.dynamic_update_slice(cache, new[r : r + 1], start)
+    return cache
+
+
+def commit(cache: KVCache, n: Int[Array, " B"]) -> KVCache:
+    """Moves each row's length forward by ``n`` of the rows just written."""
+    return cache.replace(length=cache.length + n)
+
+
+def reset_row(cache: KVCache, row: Int[Array, ""]) -> KVCache:
+    """Empties one row, so that another sequence can be prefilled into it."""
+    return cache.replace(length=cache.length.at[row].set(0))
+
+
+def check_capacity(
+    *, prompt_length: int, max_new_tokens: int, gamma: int, capacity: int
+) -> None:
+    """Checks that a request fits a row before any work is done for it.
+
+    Args:
+      prompt_length: tokens of the prompt.
+      max_new_tokens: most tokens to generate.
+      gamma: draft tokens a pass; a pass writes gamma + 1 rows ahead.
+      capacity: tokens a row may hold.
+
+    Raises:
+      ValueError: the request does not fit; the message has the numbers.
+    """
+    need = prompt_length + max_new_tokens + gamma + 1
+    if need > capacity:
+        raise ValueError(
+            f"The request needs {need} cache slots (prompt {prompt_length} + "
+            f"max_new_tokens {max_new_tokens} + gamma {gamma} + 1) and a row holds "
+            f"{capacity}. Raise capacity, shorten the prompt or ask for fewer tokens."
+        )

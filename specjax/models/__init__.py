@@ -1,0 +1,32 @@
+"""Target models: one configurable decoder, whose families are configurations."""
+
+from specjax.models._config import ROPE_KINDS, DecoderConfig, RopeConfig
+from specjax.models._decoder import Decoder, Features
+from specjax.models._rope import attention_factor, rope_tables, rotate
+from specjax.models._target import (
+    CACHE_SLACK,
+    Target,
+    TargetSpec,
+    abstract_params,
+    decoder_target,
+    init_params,
+    logical_axes,
+)
+
+__all__ = [
+    "CACHE_SLACK",
+    "ROPE_KINDS",
+    "Decoder",
+    "DecoderConfig",
+    "Features",
+    "RopeConfig",
+    "Target",
+    "TargetSpec",
+    "abstract_params",
+    "attention_factor",
+    "decoder_target",
+    "init_params",
+    "logical_axes",
+    "rope_tables",
+    "rotate",
+]

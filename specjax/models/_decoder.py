@@ -1,0 +1,237 @@
+"""The one decoder-only transformer; families are configurations of it.
+
+Shapes carry any number of leading "row" axes as far as possible: only attention
+and the cache write know that a pass is a rectangle of R rows by T tokens.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax import cache as kv
+from specjax.models._config import DecoderConfig
+from specjax.models._rope import rope_tables, rotate
+from specjax.ops.attention import cached_attention
+from specjax.ops.linear import linear
+from specjax.typing import Array, Float, Int
+
+
+class Features(NamedTuple):
+    """Hidden states a pass gives to drafters.
+
+    Attributes:
+      taps: residual stream after each tapped block, float32 [R, T, D] each, in
+        the order the taps were asked for.
+      last: output of the final norm, what the head reads, float32 [R, T, D].
+    """
+
+    taps: tuple[Float[Array, "R T D"], ...]
+    last: Float[Array, "R T D"]
+
+
+class Dense(nnx.Module):
+    """A projection with an optional bias."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        n_in: int,
+        n_out: int,
+        axes: tuple[str, str],
+        *,
+        bias: bool,
+        rngs: nnx.Rngs,
+    ) -> None:
+        dtype = jnp.dtype(config.dtype)
+        shape = (n_in, n_out)
+        if config.kernel_layout == "out_in":
+            shape, axes = shape[::-1], (axes[1], axes[0])
+        scale = n_in**-0.5
+        kernel = jax.random.normal(rngs.params(), shape, jnp.float32) * scale
+        self.layout = config.kernel_layout
+        self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
+        out_axis = axes[1] if self.layout == "in_out" else axes[0]
+        self.bias = (
+            nnx.Param(jnp.zeros((n_out,), dtype), axes=(out_axis,)) if bias else None
+        )
+
+    def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
+        """Projects rows; the result is float32."""
+        y = linear(x, self.kernel[...], layout=self.layout)
+        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+
+
+class Norm(nnx.Module):
+    """RMS norm in float32 (Zhang and Sennrich, arXiv:1910.07467)."""
+
+    def __init__(self, width: int, eps: float, dtype: str, axis: str) -> None:
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((width,), jnp.dtype(dtype)), axes=(axis,))
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Normalises the last axis."""
+        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+        x = x * jax.lax.rsqrt(mean_square + self.eps)
+        return x * self.scale[...].astype(jnp.float32)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the cache."""
+
+    def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.window = config.window(layer)
+        width, head = config.width, config.head_width
+        n_q, n_kv = config.n_heads * head, config.n_kv_heads * head
+        bias = config.qkv_bias
+        self.q = Dense(config, width, n_q, ("embed", "heads"), bias=bias, rngs=rngs)
+        self.k = Dense(config, width, n_kv, ("embed", "kv"), bias=bias, rngs=rngs)
+        self.v = Dense(config, width, n_kv, ("embed", "kv"), bias=bias, rngs=rngs)
+        self.o = Dense(
+            config, n_q, width, ("heads", "embed"), bias=config.out_bias, rngs=rngs
+        )
+        if config.qk_norm:
+            self.q_norm = Norm(head, config.norm_eps, config.dtype, "head")
+            self.k_norm = Norm(head, config.norm_eps, config.dtype, "head")
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        cos: Float[Array, "R T M2"],
+        sin: Float[Array, "R T M2"],
+        layer: kv.LayerKV,
+        length: Int[Array, " R"],
+        row: Int[Array, ""] | None,
+    ) -> tuple[Float[Array, "R T D"], kv.LayerKV]:
+        """Writes the rows' keys and values, then attends over the cache."""
+        config = self.config
+        lead, head = x.shape[:-1], config.head_width
+        q = self.q(x).reshape(*lead, config.n_heads, head)
+        k = self.k(x).reshape(*lead, config.n_kv_heads, head)
+        v = self.v(x).reshape(*lead, config.n_kv_heads, head)
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        layer = kv.write(layer, k, v, length, row)
+        out = cached_attention(
+            q,
+            layer.keys,
+            layer.values,
+            length,
+            scale=head**-0.5,
+            window=self.window,
+            row=row,
+        )
+        return self.o(out.reshape(*lead, -1)), layer
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU feed-forward network (Shazeer, arXiv:2002.05202)."""
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs) -> None:
+        width, hidden, bias = config.width, config.ff_width, config.ff_bias
+        up = ("embed", "mlp")
+        self.gate = Dense(config, width, hidden, up, bias=bias, rngs=rngs)
+        self.up = Dense(config, width, hidden, up, bias=bias, rngs=rngs)
+        self.down = Dense(config, hidden, width, up[::-1], bias=bias, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Applies the network to each row."""
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One transformer block, pre-norm."""
+
+    def __init__(self, config: DecoderConfig, layer: int, rngs: nnx.Rngs) -> None:
+        norm = (config.width, config.norm_eps, config.dtype, "embed")
+        self.attention_norm = Norm(*norm)
+        self.attention = Attention(config, layer, rngs)
+        self.ff_norm = Norm(*norm)
+        self.ff = FeedForward(config, rngs)
+
+    def __call__(self, x: Array, *attention_args) -> tuple[Array, kv.LayerKV]:
+        """Applies the block; see ``Attention`` for the further arguments."""
+        with jax.named_scope("attention"):
+            mixed, layer = self.attention(self.attention_norm(x), *attention_args)
+        x = x + mixed
+        with jax.named_scope("ff"):
+            return x + self.ff(self.ff_norm(x)), layer
+
+
+class Decoder(nnx.Module):
+    """Embedding, blocks, final norm and head.
+
+    The three steps are separate methods, so that a drafter can leave the stack
+    early and verification can go on from where it left.
+    """
+
+    def __init__(self, config: DecoderConfig, rngs: nnx.Rngs) -> None:
+        self.config = config
+        dtype = jnp.dtype(config.dtype)
+        shape = (config.vocab_size, config.width)
+        table = jax.random.normal(rngs.params(), shape, jnp.float32)
+        table = table * config.width**-0.5
+        self.embedding = nnx.Param(table.astype(dtype), axes=("vocab", "embed"))
+        self.blocks = nnx.List([Block(config, i, rngs) for i in range(config.n_layers)])
+        self.final_norm = Norm(config.width, config.norm_eps, config.dtype, "embed")
+        if not config.tied_head:
+            self.head = Dense(
+                config,
+                config.width,
+                config.vocab_size,
+                ("embed", "vocab"),
+                bias=False,
+                rngs=rngs,
+            )
+
+    def embed(self, tokens: Int[Array, "*rows"]) -> Float[Array, "*rows D"]:
+        """Looks tokens up; ids must be inside the vocabulary."""
+        return self.embedding[...][tokens].astype(jnp.float32)
+
+    def run_blocks(
+        self,
+        x: Float[Array, "R T D"],
+        cache: kv.KVCache,
+        *,
+        row: Int[Array, ""] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Float[Array, "R T D"], tuple[Array, ...], kv.KVCache]:
+        """Runs blocks [start, stop) on rows at each row's committed length.
+
+        Args:
+          x: the residual stream before block ``start``.
+          cache: written at [length, length + T) by each block; not committed.
+          row: the one batch row the pass belongs to, or None for all rows.
+          start: first block.
+          stop: one past the last block; None for all.
+          taps: blocks whose output is returned.
+
+        Returns:
+          The residual stream after the last block, the tapped outputs in the
+          order of ``taps``, and the cache.
+        """
+        length = cache.length if row is None else cache.length[row][None]
+        positions = length[:, None] + jnp.arange(x.shape[1])[None, :]
+        cos, sin = rope_tables(self.config.rope, self.config.head_width, positions)
+        layers = list(cache.layers)
+        tapped: dict[int, Array] = {}
+        stop = self.config.n_layers if stop is None else stop
+        for i in range(start, stop):
+            with jax.named_scope(f"block_{i}"):
+                x, layers[i] = self.blocks[i](x, cos, sin, layers[i], length, row)
+            if i in taps:
+                tapped[i] = x
+        cache = cache.replace(layers=tuple(layers))
+        return x, tuple(tapped[i] for i in taps), cache
+
+    def logits(self, hidden: Float[Array, "*rows D"]) -> Float[Array, "*rows V"]:
+        """Computes float32 logits from the final norm's output."""
+        with jax.named_scope("head"):
+            if self.config.tied_head:
+                return linear(hidden, self.embedding[...], layout="out_in")
+            return self.head(hidden)

@@ -1,0 +1,158 @@
+"""The Target contract, and the zoo's way of making one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from specjax import cache as kv
+from specjax.models._config import DecoderConfig
+from specjax.models._decoder import Decoder, Features
+from specjax.ops.attention import KV_BLOCK
+from specjax.typing import Params
+
+#: Slots a cache keeps beyond its capacity: the padding of a last prefill bucket.
+CACHE_SLACK = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetSpec:
+    """What the rest of specjax may know about a target.
+
+    Attributes:
+      vocab_size: width of the logits.
+      max_context: longest context the model is meant for, tokens.
+      width: width of the features.
+      taps: tapped blocks, the order of ``Features.taps``.
+      cache_kind: ``kv`` for caches that roll back by their length.
+    """
+
+    vocab_size: int
+    max_context: int
+    width: int
+    taps: tuple[int, ...] = ()
+    cache_kind: str = "kv"
+
+
+class Target(NamedTuple):
+    """A model that scores drafts: pure functions, parameters explicit.
+
+    Attributes:
+      spec: static facts.
+      init_cache: (batch, capacity) -> cache.
+      forward: (params, tokens [R, T], cache, *, row=None, with_logits=True) ->
+        (float32 logits [R, T, V] or None, Features, cache). Row t of a pass is the
+        token at position length + t; keys and values are written there and
+        ``length`` does not move. With ``row``, R is 1 and the pass belongs to that
+        batch row. Token ids must be inside the vocabulary.
+      commit: (cache, n [B]) -> cache; moves the lengths by n.
+      reset_row: (cache, row) -> cache; empties one row.
+    """
+
+    spec: TargetSpec
+    init_cache: Callable[[int, int], Any]
+    forward: Callable[..., Any]
+    commit: Callable[..., Any]
+    reset_row: Callable[..., Any]
+
+
+@functools.cache
+def decoder_target(config: DecoderConfig, taps: tuple[int, ...] = ()) -> Target:
+    """Makes the Target of a decoder configuration.
+
+    Equal arguments give the identical Target, so compiled programs are shared.
+
+    Args:
+      config: the decoder.
+      taps: blocks whose outputs the features carry.
+
+    Returns:
+      The target; its parameters come from ``init_params`` or ``weights``.
+
+    Raises:
+      ValueError: a tap is no block of the model.
+    """
+    for tap in taps:
+        if not 0 <= tap < config.n_layers:
+            raise ValueError(f"{tap=} is no block of {config.n_layers=}.")
+    graph, abstract = nnx.split(_abstract_decoder(config))
+
+    def forward(params, tokens, cache, *, row=None, with_logits=True):
+        state = jax.tree.map(lambda leaf: leaf, abstract)
+        nnx.replace_by_pure_dict(state, params)
+        model = nnx.merge(graph, state)
+        x, tapped, cache = model.run_blocks(
+            model.embed(tokens), cache, row=row, taps=taps
+        )
+        hidden = model.final_norm(x)
+        logits = model.logits(hidden) if with_logits else None
+        return logits, Features(taps=tapped, last=hidden), cache
+
+    def init_cache(batch: int, capacity: int) -> kv.KVCache:
+        return kv.init_cache(
+            batch=batch,
+            capacity=capacity,
+            n_layers=config.n_layers,
+            n_kv_heads=config.n_kv_heads,
+            head_width=config.head_width,
+            dtype=jnp.dtype(config.dtype),
+            block=KV_BLOCK,
+            slack=CACHE_SLACK,
+        )
+
+    spec = TargetSpec(
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        width=config.width,
+        taps=taps,
+    )
+    return Target(spec, init_cache, forward, kv.commit, kv.reset_row)
+
+
+def _abstract_decoder(config: DecoderConfig) -> Decoder:
+    return nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
+
+
+def abstract_params(config: DecoderConfig) -> Params:
+    """Returns the parameter pytree as shapes and dtypes, nothing allocated."""
+    return _pure(nnx.state(_abstract_decoder(config)))
+
+
+def logical_axes(config: DecoderConfig) -> Params:
+    """Returns, for each parameter, its tuple of logical axis names.
+
+    The names are embed, heads, kv, head, mlp and vocab; ``sharding`` maps them to
+    mesh axes.
+    """
+    axes = nnx.map_state(
+        lambda _, v: v.get_metadata()["axes"], nnx.state(_abstract_decoder(config))
+    )
+    return _stringify(nnx.to_pure_dict(axes))
+
+
+def init_params(config: DecoderConfig, seed: int = 0) -> Params:
+    """Returns random parameters, for tests and for training from scratch.
+
+    Args:
+      config: the decoder.
+      seed: of the random numbers.
+
+    Returns:
+      Nested dictionaries of arrays with string keys.
+    """
+    return _pure(nnx.state(Decoder(config, nnx.Rngs(seed))))
+
+
+def _pure(state: nnx.State) -> Params:
+    return _stringify(nnx.to_pure_dict(state))
+
+
+def _stringify(tree: Any) -> Any:
+    """List indices become string keys, which every checkpoint format keeps."""
+    if isinstance(tree, dict):
+        return {str(key): _stringify(value) for key, value in tree.items()}
+    return tree

@@ -1,0 +1,78 @@
+"""Cached attention as a loop over key blocks, for any XLA backend."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.typing import Array, Float, Int
+
+#: Cache slots a loop trip visits. Small enough that a short row costs little,
+#: large enough that a trip's fixed cost is spread.
+KV_BLOCK = 256
+
+# Finite, so that a block that a row does not see leaves no NaN: its weights are
+# wiped to exactly zero when the row's first visible key rescales the sums.
+_MASKED = -1e30
+
+
+def blocked_attention(
+    q: Float[Array, "R T H M"],
+    keys: Float[Array, "B K S M"],
+    values: Float[Array, "B K S M"],
+    length: Int[Array, " R"],
+    *,
+    scale: float,
+    window: int | None,
+    row: Int[Array, ""] | None,
+) -> Float[Array, "R T H M"]:
+    """Online-softmax attention; see ``cached_attention`` for the arguments.
+
+    The trip count follows the longest addressed row, so a pass over short rows
+    in a large cache costs what it costs in a small one. A trip in which a row
+    sees nothing changes none of its bits: it adds exact zeros and multiplies by
+    exact ones, which is what makes rows independent of their neighbours.
+    """
+    n_rows, n_new, n_heads, width = q.shape
+    n_kv = keys.shape[1]
+    group = n_heads // n_kv
+    rows = n_new * group
+    q = q.astype(jnp.float32).reshape(n_rows, n_new, n_kv, group, width)
+    q = q.transpose(0, 2, 1, 3, 4).reshape(n_rows, n_kv, rows, width) * scale
+    position = length[:, None] + jnp.repeat(jnp.arange(n_new), group)[None, :]
+    end = length + n_new
+
+    def block(cache: Array, i: Array) -> Array:
+        size = (n_rows, n_kv, KV_BLOCK, width)
+        start = (0 if row is None else row, 0, i * KV_BLOCK, 0)
+        return lax.dynamic_slice(cache, start, size).astype(jnp.float32)
+
+    def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        i, peak, total, out = carry
+        slot = i * KV_BLOCK + jnp.arange(KV_BLOCK)
+        k, v = block(keys, i), block(values, i)
+        # Slots beyond the row's end hold leftovers; zero times NaN is NaN.
+        v = jnp.where((slot[None, :] < end[:, None])[:, None, :, None], v, 0.0)
+        scores = lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1))))
+        seen = slot[None, None, :] <= position[:, :, None]
+        if window is not None:
+            seen &= slot[None, None, :] > position[:, :, None] - window
+        scores = jnp.where(seen[:, None], scores, _MASKED)
+        new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - new_peak[..., None])
+        keep = jnp.exp(peak - new_peak)
+        total = total * keep + jnp.sum(weights, axis=-1)
+        mixed = lax.dot_general(weights, v, (((3,), (2,)), ((0, 1), (0, 1))))
+        return i + 1, new_peak, total, out * keep[..., None] + mixed
+
+    first = jnp.int32(0)
+    if window is not None:
+        first = jnp.maximum(jnp.min(length) - window + 1, 0) // KV_BLOCK
+    last = (jnp.max(end) + KV_BLOCK - 1) // KV_BLOCK
+    start = (
+        first,
+        jnp.full((n_rows, n_kv, rows), _MASKED, jnp.float32),
+        jnp.zeros((n_rows, n_kv, rows), jnp.float32),
+        jnp.zeros((n_rows, n_kv, rows, width), jnp.float32),
+    )
+    _, _, total, out = lax.while_loop(lambda c: c[0] < last, body, start)
+    out = (out / total[..., None]).reshape(n_rows, n_kv, n_new, group, width)
+    return out.transpose(0, 2, 1, 3, 4).reshape(n_rows, n_new, n_heads, width)

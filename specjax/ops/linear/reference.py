@@ -1,0 +1,28 @@
+"""The definition of the linear operation."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.typing import Array, Float
+
+
+def linear_reference(
+    x: Float[Array, "*rows I"], kernel: Float[Array, "A C"], *, layout: str
+) -> Float[Array, "*rows O"]:
+    """Multiplies rows by a kernel; products are summed in float32.
+
+    Args:
+      x: activations; rounded to the kernel's dtype before the product.
+      kernel: ``[I, O]`` with layout ``in_out``, ``[O, I]`` with ``out_in``.
+      layout: how the kernel is stored.
+
+    Returns:
+      ``x @ kernel`` in float32.
+    """
+    axis = 0 if layout == "in_out" else 1
+    return lax.dot_general(
+        x.astype(kernel.dtype),
+        kernel,
+        (((x.ndim - 1,), (axis,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
