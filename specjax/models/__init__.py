@@ -2,6 +2,8 @@
 
 from specjax.models._config import ROPE_KINDS, DecoderConfig, RopeConfig
 from specjax.models._decoder import Decoder, Features
+from specjax.models._families import HF_ARCHITECTURES, config_from_hf
+from specjax.models._families_gguf import GGUF_ARCHITECTURES, config_from_gguf
 from specjax.models._rope import attention_factor, rope_tables, rotate
 from specjax.models._target import (
     CACHE_SLACK,
@@ -15,6 +17,8 @@ from specjax.models._target import (
 
 __all__ = [
     "CACHE_SLACK",
+    "GGUF_ARCHITECTURES",
+    "HF_ARCHITECTURES",
     "ROPE_KINDS",
     "Decoder",
     "DecoderConfig",
@@ -24,6 +28,8 @@ __all__ = [
     "TargetSpec",
     "abstract_params",
     "attention_factor",
+    "config_from_gguf",
+    "config_from_hf",
     "decoder_target",
     "init_params",
     "logical_axes",

@@ -15,6 +15,7 @@ from specjax.models._config import DecoderConfig
 from specjax.models._rope import rope_tables, rotate
 from specjax.ops.attention import cached_attention
 from specjax.ops.linear import linear
+from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
 
@@ -72,7 +73,7 @@ class Norm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Normalises the last axis."""
-        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+        mean_square = row_sum(x * x) / x.shape[-1]
         x = x * jax.lax.rsqrt(mean_square + self.eps)
         return x * self.scale[...].astype(jnp.float32)
 

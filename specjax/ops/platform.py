@@ -17,6 +17,10 @@ _TARGET: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "specjax_target_platform", default=None
 )
 
+_ROW_INVARIANT: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "specjax_row_invariant", default=False
+)
+
 # XLA:CPU hoists bfloat16 -> float32 conversions of the weights out of the
 # decode loop, which materialises a float32 copy of the whole model (538 MB for
 # a 135M model) and then streams that: twice the memory and half the speed.
@@ -57,6 +61,32 @@ def target_platform(platform: str) -> Iterator[None]:
         yield
     finally:
         _TARGET.reset(token)
+
+
+@contextlib.contextmanager
+def row_invariant(active: bool = True) -> Iterator[None]:
+    """Makes products traced inside independent of how many rows they have.
+
+    Backends pick a matrix product's algorithm, hence its rounding, by the number of
+    rows. Inside this context a row's result has the same bits whatever the batch
+    and the width of the pass, at the cost of padding and splitting rows.
+
+    Args:
+      active: False leaves things as they are.
+
+    Yields:
+      Nothing.
+    """
+    token = _ROW_INVARIANT.set(active)
+    try:
+        yield
+    finally:
+        _ROW_INVARIANT.reset(token)
+
+
+def is_row_invariant() -> bool:
+    """Returns whether code is traced inside ``row_invariant``."""
+    return _ROW_INVARIANT.get()
 
 
 def compiler_options(platform: str | None = None) -> dict[str, str] | None:

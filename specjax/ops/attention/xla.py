@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.ops.platform import is_row_invariant
+from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
 #: Cache slots a loop trip visits. Small enough that a short row costs little,
@@ -12,6 +14,8 @@ KV_BLOCK = 256
 # Finite, so that a block that a row does not see leaves no NaN: its weights are
 # wiped to exactly zero when the row's first visible key rescales the sums.
 _MASKED = -1e30
+
+_INVARIANT_ROWS = 2
 
 
 def blocked_attention(
@@ -31,14 +35,21 @@ def blocked_attention(
     sees nothing changes none of its bits: it adds exact zeros and multiplies by
     exact ones, which is what makes rows independent of their neighbours.
     """
-    n_rows, n_new, n_heads, width = q.shape
+    n_rows, n_asked, n_heads, width = q.shape
     n_kv = keys.shape[1]
     group = n_heads // n_kv
+    if is_row_invariant():
+        # A one-row product takes another path.
+        short = max(0, -(-_INVARIANT_ROWS // group) - n_asked)
+        q = lax.optimization_barrier(
+            jnp.pad(q, ((0, 0), (0, short), (0, 0), (0, 0)))
+        )
+    n_new = q.shape[1]
     rows = n_new * group
     q = q.astype(jnp.float32).reshape(n_rows, n_new, n_kv, group, width)
     q = q.transpose(0, 2, 1, 3, 4).reshape(n_rows, n_kv, rows, width) * scale
     position = length[:, None] + jnp.repeat(jnp.arange(n_new), group)[None, :]
-    end = length + n_new
+    end = length + n_asked
 
     def block(cache: Array, i: Array) -> Array:
         size = (n_rows, n_kv, KV_BLOCK, width)
@@ -59,7 +70,7 @@ def blocked_attention(
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_peak[..., None])
         keep = jnp.exp(peak - new_peak)
-        total = total * keep + jnp.sum(weights, axis=-1)
+        total = total * keep + row_sum(weights)[..., 0]
         mixed = lax.dot_general(weights, v, (((3,), (2,)), ((0, 1), (0, 1))))
         return i + 1, new_peak, total, out * keep[..., None] + mixed
 
@@ -75,4 +86,5 @@ def blocked_attention(
     )
     _, _, total, out = lax.while_loop(lambda c: c[0] < last, body, start)
     out = (out / total[..., None]).reshape(n_rows, n_kv, n_new, group, width)
-    return out.transpose(0, 2, 1, 3, 4).reshape(n_rows, n_new, n_heads, width)
+    out = out.transpose(0, 2, 1, 3, 4)[:, :n_asked]
+    return out.reshape(n_rows, n_asked, n_heads, width)

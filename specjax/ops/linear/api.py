@@ -5,8 +5,9 @@ from typing import Literal
 import jax.numpy as jnp
 
 from specjax.ops.linear.reference import linear_reference
+from specjax.ops.linear.row_invariant import linear_row_invariant
 from specjax.ops.linear.xla_cpu import gemv_rows_bf16
-from specjax.ops.platform import current_platform
+from specjax.ops.platform import current_platform, is_row_invariant
 from specjax.typing import Array, Float
 
 #: How a kernel is stored: ``in_out`` is [in, out], ``out_in`` is [out, in].
@@ -41,6 +42,9 @@ def linear(
             f"{inner}."
         )
     rows = x.size // x.shape[-1]
+    if is_row_invariant():
+        flat = linear_row_invariant(x.reshape(rows, inner), kernel, layout=layout)
+        return flat.reshape(*x.shape[:-1], -1)
     if (
         current_platform() == "cpu"
         and kernel.dtype == jnp.bfloat16

@@ -1,0 +1,127 @@
+"""What a decode loop carries: one slot a batch row."""
+
+import enum
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax.numpy as jnp
+
+from specjax.drafters import Drafter
+from specjax.models import CACHE_SLACK, Target
+from specjax.sampling import Settings
+from specjax.typing import Array, Float, Int
+
+
+class Status(enum.IntEnum):
+    """What a slot is doing."""
+
+    EMPTY = 0
+    RUNNING = 1
+    STOPPED = 2  # a stop id was committed
+    LENGTH = 3  # the limit was reached
+    ERROR = 4  # the target's logits were not finite
+
+
+class Origin(enum.IntEnum):
+    """Where a token came from."""
+
+    PROMPT = 0
+    PLAIN = 1  # nothing was drafted in its pass
+    ACCEPTED = 2  # a draft the rule kept
+    CORRECTION = 3  # the rule's token after a rejected draft
+    BONUS = 4  # the rule's token after a fully accepted draft
+
+
+class RowStats(NamedTuple):
+    """Counters of a slot since its prompt was inserted. [B] int32 unless noted.
+
+    Attributes:
+      passes: target passes the row took part in while it was running.
+      wide_passes: those of them wider than one row.
+      verified: draft tokens the target scored for the row.
+      accepted: draft tokens the rule kept, before truncation by stop ids or limit.
+      committed: tokens appended to the row's text.
+      verified_at: drafts scored at each draft position, [B, G].
+      accepted_at: drafts kept at each draft position, [B, G].
+    """
+
+    passes: Int[Array, " B"]
+    wide_passes: Int[Array, " B"]
+    verified: Int[Array, " B"]
+    accepted: Int[Array, " B"]
+    committed: Int[Array, " B"]
+    verified_at: Int[Array, "B G"]
+    accepted_at: Int[Array, "B G"]
+
+
+@flax.struct.dataclass(frozen=True, kw_only=True)
+class DecodeState:
+    """State of a batch of slots.
+
+    Attributes:
+      tokens: prompt and output of each row; junk beyond ``length``. [B, L] int32
+      logprobs: log-probability (natural log) of each output token under the
+        target's own law, before the warp. [B, L] float32
+      origin: ``Origin`` of each token. [B, L] int8
+      length: committed tokens of each row, the pending one included. [B]
+      prompt_length: tokens of the prompt. [B]
+      limit: the row stops when ``length`` reaches this. [B]
+      status: ``Status``. [B] int32
+      settings: sampling settings.
+      stop_ids: ids that end a row when committed; -1 is none. [B, N]
+      cache: the target's cache; its length is ``length - 1`` for running rows.
+      draft: the drafter's state.
+      n_new: tokens the last pass committed. [B]
+      stats: counters.
+    """
+
+    tokens: Int[Array, "B L"]
+    logprobs: Float[Array, "B L"]
+    origin: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    prompt_length: Int[Array, " B"]
+    limit: Int[Array, " B"]
+    status: Int[Array, " B"]
+    settings: Settings
+    stop_ids: Int[Array, "B N"]
+    cache: Any
+    draft: Any
+    n_new: Int[Array, " B"]
+    stats: RowStats
+
+
+def init_state(
+    target: Target, drafter: Drafter, *, batch: int, capacity: int, n_stop_ids: int
+) -> DecodeState:
+    """Makes a batch of empty slots.
+
+    Args:
+      target: the target.
+      drafter: the drafter.
+      batch: slots.
+      capacity: most tokens a slot may hold.
+      n_stop_ids: stop ids a row may have.
+
+    Returns:
+      The state.
+    """
+    # As long as the cache, so that a prefill bucket's padding can be sliced.
+    size = capacity + CACHE_SLACK
+    zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+    gamma = drafter.spec.gamma
+    stats = RowStats(*(zeros() for _ in range(5)), zeros(gamma), zeros(gamma))
+    return DecodeState(
+        tokens=zeros(size),
+        logprobs=jnp.zeros((batch, size), jnp.float32),
+        origin=jnp.zeros((batch, size), jnp.int8),
+        length=zeros(),
+        prompt_length=zeros(),
+        limit=zeros(),
+        status=zeros(),
+        settings=Settings.full(batch),
+        stop_ids=jnp.full((batch, n_stop_ids), -1, jnp.int32),
+        cache=target.init_cache(batch, capacity),
+        draft=drafter.init(batch, capacity),
+        n_new=zeros(),
+        stats=stats,
+    )

@@ -1,0 +1,328 @@
+"""One speculative pass: propose, score, verify, commit."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from specjax.decode._state import DecodeState, Origin, RowStats, Status
+from specjax.drafters import DraftContext, Drafter, Proposal
+from specjax.models import Features, Target
+from specjax.ops.vocab import log_normalizer
+from specjax.sampling import gumbel_noise, uniform_noise, warp
+from specjax.typing import Array, Float, Int, Params
+from specjax.verify import Verdict, VerifyRule
+from specjax.verify import greedy as argmax_rule
+
+
+class PassInfo(NamedTuple):
+    """Diagnostics of a pass; unused fields vanish under jit.
+
+    Attributes:
+      proposal: what was verified.
+      verdict: what the rule decided.
+      n_committed: tokens appended to each row, [B].
+    """
+
+    proposal: Proposal
+    verdict: Verdict
+    n_committed: Int[Array, " B"]
+
+
+def draft(
+    draft_params: Params | None,
+    state: DecodeState,
+    *,
+    target: Target,
+    drafter: Drafter,
+) -> tuple[Proposal, DecodeState]:
+    """Asks the drafter, and keeps of its answer what may be verified.
+
+    Args:
+      draft_params: the drafter's parameters.
+      state: slots.
+      target: the target.
+      drafter: the drafter.
+
+    Returns:
+      A proposal whose ``n_valid`` is 0 for rows that do not run, leaves room for the
+      next token before the row's limit, and ends before the first id outside the
+      vocabulary; and the state with the drafter's.
+    """
+    context = _context(state, None)
+    proposal, drafter_state = drafter.propose(draft_params, state.draft, context)
+    room = jnp.maximum(state.limit - state.length - 1, 0)
+    n_valid = jnp.minimum(proposal.n_valid, room)
+    n_valid = jnp.where(state.status == Status.RUNNING, n_valid, 0)
+    known = (proposal.tokens >= 0) & (proposal.tokens < target.spec.vocab_size)
+    n_known = jnp.sum(jnp.cumprod(known.astype(jnp.int32), axis=1), axis=1)
+    proposal = proposal._replace(
+        tokens=jnp.where(known, proposal.tokens, 0),
+        n_valid=jnp.minimum(n_valid, n_known),
+    )
+    return proposal, state.replace(draft=drafter_state)
+
+
+def verify_and_commit(
+    target_params: Params,
+    draft_params: Params | None,
+    state: DecodeState,
+    proposal: Proposal,
+    *,
+    target: Target,
+    drafter: Drafter,
+    rule: VerifyRule,
+    width: int,
+) -> tuple[DecodeState, PassInfo]:
+    """Scores a proposal in one pass of ``width`` rows and commits what is kept.
+
+    Args:
+      target_params: the target's parameters.
+      draft_params: the drafter's parameters.
+      state: slots; each running row's cache holds all its tokens but the last.
+      proposal: from ``draft``. With a width below N + 1 the drafts beyond are not
+        looked at (their ``n_valid`` must be 0); with one above, rows of padding
+        are computed and ignored.
+      target: the target.
+      drafter: the drafter.
+      rule: the verify rule.
+      width: rows of the pass, static.
+
+    Returns:
+      The state after the pass, and diagnostics.
+    """
+    proposal = _fit(proposal, width - 1)
+    pending = jnp.take_along_axis(
+        state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1
+    )
+    block = jnp.concatenate([pending, proposal.tokens], axis=1)
+    logits, features, cache = target.forward(target_params, block, state.cache)
+    with jax.named_scope("verify"):
+        verdict = _judge(state, proposal, logits, rule)
+        emitted, logprobs, finite = _emit(proposal, verdict, logits)
+        n_committed, status = _truncate(state, verdict, emitted, finite)
+    with jax.named_scope("commit"):
+        state = _append(state, proposal, verdict, emitted, logprobs, n_committed)
+        state = state.replace(
+            cache=target.commit(cache, n_committed),
+            status=status,
+            stats=_count(state, proposal, verdict, n_committed, width),
+        )
+        context = _context(state, features if drafter.spec.needs_features else None)
+        state = state.replace(draft=drafter.commit(draft_params, state.draft, context))
+    return state, PassInfo(proposal, verdict, n_committed)
+
+
+def spec_step(
+    target_params: Params,
+    draft_params: Params | None,
+    state: DecodeState,
+    *,
+    target: Target,
+    drafter: Drafter,
+    rule: VerifyRule,
+    widths: tuple[int, ...],
+) -> tuple[DecodeState, PassInfo | None]:
+    """Runs one pass at the narrowest width that holds the proposal.
+
+    Args:
+      target_params: the target's parameters.
+      draft_params: the drafter's parameters.
+      state: slots.
+      target: the target.
+      drafter: the drafter.
+      rule: the verify rule.
+      widths: widths the compiled pass may have, ascending; the last is at least
+        gamma + 1. One width means that every pass has it.
+
+    Returns:
+      The state, and the pass's diagnostics where there is a single width.
+    """
+    proposal, state = draft(draft_params, state, target=target, drafter=drafter)
+
+    def at(width: int):
+        return lambda state, proposal: verify_and_commit(
+            target_params,
+            draft_params,
+            state,
+            proposal,
+            target=target,
+            drafter=drafter,
+            rule=rule,
+            width=width,
+        )
+
+    if len(widths) == 1:
+        return at(widths[0])(state, proposal)
+    longest = jnp.max(proposal.n_valid)
+    index = sum((longest + 1 > width).astype(jnp.int32) for width in widths[:-1])
+    branches = [lambda s, p, run=at(width): run(s, p)[0] for width in widths]
+    return jax.lax.switch(index, branches, state, proposal), None
+
+
+def _context(state: DecodeState, features: Features | None) -> DraftContext:
+    return DraftContext(
+        history=state.tokens,
+        length=state.length,
+        settings=state.settings,
+        features=features,
+        n_new=state.n_new,
+    )
+
+
+def _fit(proposal: Proposal, n: int) -> Proposal:
+    """Cuts or pads a proposal to n draft positions."""
+    have = proposal.tokens.shape[1]
+    if n <= have:
+        cut = lambda x: None if x is None else x[:, :n]
+    else:
+        cut = lambda x: (
+            None
+            if x is None
+            else jnp.pad(x, [(0, 0), (0, n - have)] + [(0, 0)] * (x.ndim - 2))
+        )
+    return Proposal(
+        tokens=cut(proposal.tokens),
+        logprobs=cut(proposal.logprobs),
+        n_valid=jnp.minimum(proposal.n_valid, n),
+        confidence=cut(proposal.confidence),
+    )
+
+
+def _judge(
+    state: DecodeState,
+    proposal: Proposal,
+    logits: Float[Array, "B W V"],
+    rule: VerifyRule,
+) -> Verdict:
+    """Runs the rule on warped scores, with noise only where something samples."""
+    settings = state.settings
+    batch, width, vocab = logits.shape
+    if rule.greedy_only:
+        return rule.verify(proposal, logits, None)
+
+    def sampled(logits: Array) -> Verdict:
+        scores = warp(logits, settings)
+        if rule.noise == "gumbel":
+            position = state.length[:, None] + jnp.arange(width)[None, :]
+            noise = gumbel_noise(settings.seed, position, vocab)
+        else:
+            noise = uniform_noise(settings.seed, state.length, width - 1)
+        verdict = rule.verify(proposal, scores, noise)
+        return verdict._replace(info={})
+
+    def greedy(logits: Array) -> Verdict:
+        # At temperature 0 every rule's law is the argmax: no warp, no noise.
+        return argmax_rule.verify(proposal, logits, None)._replace(info={})
+
+    anyone = jnp.any((settings.temperature > 0) & (state.status == Status.RUNNING))
+    return jax.lax.cond(anyone, sampled, greedy, logits)
+
+
+def _emit(
+    proposal: Proposal, verdict: Verdict, logits: Float[Array, "B W V"]
+) -> tuple[Array, Array, Array]:
+    """Lines up the tokens a pass may emit: accepted drafts, then the next token.
+
+    Returns:
+      Tokens [B, W] (junk beyond n_accepted), their log-probabilities under the raw
+      logits, and whether each row's logits are finite enough to be used.
+    """
+    width = logits.shape[1]
+    position = jnp.arange(width)[None, :]
+    drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+    emitted = jnp.where(
+        position == verdict.n_accepted[:, None], verdict.next_token[:, None], drafts
+    )
+    normalizer = log_normalizer(logits)
+    score = jnp.take_along_axis(logits, emitted[..., None], axis=-1)[..., 0]
+    return emitted, score - normalizer, jnp.isfinite(normalizer)
+
+
+def _truncate(
+    state: DecodeState, verdict: Verdict, emitted: Array, finite: Array
+) -> tuple[Array, Array]:
+    """Finds how much of what a pass emits is committed, and what becomes of rows.
+
+    Returns:
+      Tokens committed, [B], and the new status, [B].
+    """
+    width = emitted.shape[1]
+    position = jnp.arange(width)[None, :]
+    n = verdict.n_accepted + 1
+    inside = position < n[:, None]
+    first = lambda mark: jnp.min(jnp.where(mark & inside, position, width), axis=1)
+    bad = first(~finite)
+    stop = first(jnp.any(emitted[..., None] == state.stop_ids[:, None, :], axis=-1))
+    n = jnp.minimum(jnp.minimum(n, bad), stop + 1)
+    running = state.status == Status.RUNNING
+    n = jnp.where(running, n, 0)
+    status = jnp.where(
+        bad <= jnp.minimum(stop, verdict.n_accepted),
+        Status.ERROR,
+        jnp.where(
+            stop < width,
+            Status.STOPPED,
+            jnp.where(state.length + n >= state.limit, Status.LENGTH, Status.RUNNING),
+        ),
+    )
+    return n, jnp.where(running, status, state.status).astype(jnp.int32)
+
+
+def _append(
+    state: DecodeState,
+    proposal: Proposal,
+    verdict: Verdict,
+    emitted: Array,
+    logprobs: Array,
+    n_committed: Array,
+) -> DecodeState:
+    """Writes the committed tokens behind each row's text."""
+    batch, width = emitted.shape
+    position = jnp.arange(width)[None, :]
+    last = jnp.where(
+        proposal.n_valid == 0,
+        Origin.PLAIN,
+        jnp.where(
+            verdict.n_accepted == proposal.n_valid, Origin.BONUS, Origin.CORRECTION
+        ),
+    )
+    origin = jnp.where(
+        position < verdict.n_accepted[:, None], Origin.ACCEPTED, last[:, None]
+    )
+    size = state.tokens.shape[1]
+    # Positions that are not committed point past the end, where "drop" ignores them.
+    at = jnp.where(
+        position < n_committed[:, None], state.length[:, None] + position, size
+    )
+    rows = jnp.arange(batch)[:, None]
+    return state.replace(
+        tokens=state.tokens.at[rows, at].set(emitted, mode="drop"),
+        logprobs=state.logprobs.at[rows, at].set(logprobs, mode="drop"),
+        origin=state.origin.at[rows, at].set(origin.astype(jnp.int8), mode="drop"),
+        length=state.length + n_committed,
+        n_new=n_committed,
+    )
+
+
+def _count(
+    state: DecodeState,
+    proposal: Proposal,
+    verdict: Verdict,
+    n_committed: Array,
+    width: int,
+) -> RowStats:
+    stats = state.stats
+    running = (state.status == Status.RUNNING).astype(jnp.int32)
+    verified = proposal.n_valid * running
+    accepted = verdict.n_accepted * running
+    position = jnp.arange(stats.verified_at.shape[1])[None, :]
+    return RowStats(
+        passes=stats.passes + running,
+        wide_passes=stats.wide_passes + (running if width > 1 else 0),
+        verified=stats.verified + verified,
+        accepted=stats.accepted + accepted,
+        committed=stats.committed + n_committed,
+        verified_at=stats.verified_at + (position < verified[:, None]),
+        accepted_at=stats.accepted_at + (position < accepted[:, None]),
+    )

@@ -1,0 +1,56 @@
+"""The drafter protocol and the zoo."""
+
+from collections.abc import Callable
+
+from specjax.drafters._plain import plain
+from specjax.drafters._prompt_lookup import prompt_lookup
+from specjax.drafters._protocol import (
+    DraftContext,
+    Drafter,
+    DrafterSpec,
+    Proposal,
+    check_gamma,
+    stateless,
+)
+
+#: Drafters by name, each taking gamma (``plain`` ignores it).
+REGISTRY: dict[str, Callable[[int], Drafter]] = {
+    "plain": lambda gamma: plain(),
+    "prompt_lookup": lambda gamma: prompt_lookup(gamma),
+}
+
+
+def by_name(name: str, gamma: int) -> Drafter:
+    """Makes a drafter of the registry.
+
+    Args:
+      name: its name.
+      gamma: draft tokens a pass.
+
+    Returns:
+      The drafter.
+
+    Raises:
+      ValueError: the name is not known, or gamma is out of range.
+    """
+    if name not in REGISTRY:
+        raise ValueError(
+            f"drafter {name!r} is not known; known drafters: "
+            f"{', '.join(sorted(REGISTRY))}."
+        )
+    check_gamma(gamma, least=0 if name == "plain" else 1)
+    return REGISTRY[name](gamma)
+
+
+__all__ = [
+    "REGISTRY",
+    "DraftContext",
+    "Drafter",
+    "DrafterSpec",
+    "Proposal",
+    "by_name",
+    "check_gamma",
+    "plain",
+    "prompt_lookup",
+    "stateless",
+]

@@ -1,0 +1,122 @@
+"""The drafter contract."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from specjax.models import Features
+from specjax.sampling import Settings
+from specjax.typing import Array, Float, Int
+
+
+class DraftContext(NamedTuple):
+    """What a drafter may look at. It grows by fields, never by keyword arguments.
+
+    Attributes:
+      history: prompt and committed tokens; junk beyond ``length``. [B, L] int32.
+      length: committed tokens of each row, the pending one included. [B]
+      settings: sampling settings of each row.
+      features: hidden states of the last pass's rows, or None where there is none
+        (before the first pass) or where the drafter asked for none.
+      n_new: tokens the last pass committed. [B]
+    """
+
+    history: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    settings: Settings
+    features: Features | None
+    n_new: Int[Array, " B"]
+
+
+class Proposal(NamedTuple):
+    """Draft tokens of a pass.
+
+    Attributes:
+      tokens: [B, N] int32.
+      logprobs: log-probabilities (natural log, float32) of the law each token was
+        drawn from, the very array it was drawn from, [B, N, V]; None when every
+        token is a point mass (an argmax, a retrieved token).
+      n_valid: how many of a row's tokens are proposed, [B] in [0, N]; 0 is plain
+        decoding for that row.
+      confidence: estimated acceptance of each token, [B, N] in [0, 1], or None.
+    """
+
+    tokens: Int[Array, "B N"]
+    logprobs: Float[Array, "B N V"] | None
+    n_valid: Int[Array, " B"]
+    confidence: Float[Array, "B N"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterSpec:
+    """Static facts of a drafter.
+
+    Attributes:
+      name: as in the registry.
+      gamma: draft tokens a pass, at most.
+      needs_features: whether the context carries the target's hidden states.
+    """
+
+    name: str
+    gamma: int
+    needs_features: bool = False
+
+
+class Drafter(NamedTuple):
+    """A drafter: pure functions, parameters and state explicit.
+
+    The state is a pytree whose structure, shapes and dtypes never change.
+
+    Attributes:
+      spec: static facts.
+      init: (batch, capacity) -> state, for empty rows.
+      prefill: (params, state, row, tokens [1, T], n_real, features) -> state; a
+        row's prompt chunk went through the target: T tokens of which the first
+        n_real count. A chunk that starts a new sequence in the row is preceded by
+        ``reset_row``.
+      reset_row: (state, row) -> state; forgets a row.
+      propose: (params, state, context) -> (Proposal, state).
+      commit: (params, state, context) -> state; the context is the one after the
+        pass.
+    """
+
+    spec: DrafterSpec
+    init: Callable[[int, int], Any]
+    prefill: Callable[..., Any]
+    reset_row: Callable[..., Any]
+    propose: Callable[..., tuple[Proposal, Any]]
+    commit: Callable[..., Any]
+
+
+def stateless(
+    spec: DrafterSpec, propose: Callable[[DraftContext], Proposal]
+) -> Drafter:
+    """Makes a drafter that looks at nothing but the context.
+
+    Args:
+      spec: static facts.
+      propose: context -> proposal.
+
+    Returns:
+      A drafter with the empty state.
+    """
+    return Drafter(
+        spec=spec,
+        init=lambda batch, capacity: (),
+        prefill=lambda params, state, row, tokens, n_real, features: state,
+        reset_row=lambda state, row: state,
+        propose=lambda params, state, context: (propose(context), state),
+        commit=lambda params, state, context: state,
+    )
+
+
+def check_gamma(gamma: int, *, least: int = 1) -> None:
+    """Checks a draft length.
+
+    Raises:
+      ValueError: it is no whole number of at least ``least``.
+    """
+    if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < least:
+        raise ValueError(
+            f"gamma={gamma!r} must be a whole number >= {least}: draft tokens a pass."
+        )

@@ -1,0 +1,45 @@
+"""Argmax and log-normaliser of vocabulary rows, in forms that vectorise."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.typing import Array, Float, Int
+
+
+def argmax(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+    """Returns the lowest index of each row's maximum.
+
+    Two plain reductions instead of one over (value, index) pairs: the latter is
+    not vectorised on XLA:CPU and takes ten times as long (1.6 ms for 7 rows of
+    49152). A row without a maximum (NaN somewhere) gives index 0; callers find
+    such rows by their log-normaliser.
+
+    Args:
+      scores: any float rows.
+
+    Returns:
+      int32 indices.
+    """
+    size = scores.shape[-1]
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    index = lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    first = jnp.min(jnp.where(scores == top, index, size), axis=-1)
+    return jnp.where(first == size, 0, first)
+
+
+def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Returns log(sum(exp(scores))) of each row, natural log, float32.
+
+    Args:
+      scores: float rows; -inf entries count as probability zero.
+
+    Returns:
+      The log-normaliser: NaN for a row holding NaN, -inf for a row of -inf, +inf
+      or NaN for a row holding +inf.
+    """
+    scores = scores.astype(jnp.float32)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    shift = jnp.where(jnp.isfinite(top), top, 0.0)
+    # The barrier lets the sum go to the vectorised reduction kernel.
+    exps = lax.optimization_barrier(jnp.exp(scores - shift))
+    return jnp.log(jnp.sum(exps, axis=-1)) + shift[..., 0]

@@ -1,0 +1,71 @@
+"""Sampling settings, one value a row."""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from specjax.typing import Array, Float, Int, UInt
+
+
+class Settings(NamedTuple):
+    """How each batch row samples. All traced: changing them compiles nothing.
+
+    Attributes:
+      temperature: 0 is greedy, exactly.
+      top_k: keep the k most probable tokens; 0 is off.
+      top_p: keep the smallest set of most probable tokens whose mass reaches
+        top_p; 1 is off.
+      min_p: keep tokens at least min_p times as probable as the most probable
+        one; 0 is off.
+      seed: of the row's random numbers.
+    """
+
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    seed: UInt[Array, " B"]
+
+    @classmethod
+    def full(
+        cls,
+        batch: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+    ) -> "Settings":
+        """Makes the same settings for every row, after checking them."""
+        check_sampling(temperature, top_k, top_p, min_p, seed)
+        return cls(
+            temperature=jnp.full((batch,), temperature, jnp.float32),
+            top_k=jnp.full((batch,), top_k, jnp.int32),
+            top_p=jnp.full((batch,), top_p, jnp.float32),
+            min_p=jnp.full((batch,), min_p, jnp.float32),
+            seed=jnp.full((batch,), seed, jnp.uint32),
+        )
+
+
+def check_sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    """Checks sampling settings.
+
+    Raises:
+      ValueError: a setting is outside its range; the message names it.
+    """
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(
+            f"temperature={temperature} must be a finite number >= 0 (0 is greedy)."
+        )
+    if isinstance(top_k, bool) or int(top_k) != top_k or top_k < 0:
+        raise ValueError(f"top_k={top_k} must be a whole number >= 0 (0 is off).")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be in (0, 1] (1 is off).")
+    if not 0 <= min_p < 1:
+        raise ValueError(f"min_p={min_p} must be in [0, 1) (0 is off).")
+    if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed} must be a whole number in [0, 2**32).")
