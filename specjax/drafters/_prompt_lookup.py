@@ -22,9 +22,7 @@ from specjax.typing import Array, Int
 
 
 @functools.cache
-def prompt_lookup(
-    gamma: int = 6, *, min_ngram: int = 2, max_ngram: int = 8
-) -> Drafter:
+def prompt_lookup(gamma: int = 6, *, min_ngram: int = 2, max_ngram: int = 8) -> Drafter:
     """Proposes what followed the last occurrence of the text's longest suffix.
 
     The whole history of the row, prompt and output, is searched for the longest

@@ -97,16 +97,12 @@ def config_from_hf(
     missing = [key for key in required if key not in config]
     if missing:
         raise ValueError(f"config.json of a {family} model lacks {', '.join(missing)}.")
+    for key in _REQUIRED:
+        if isinstance(config[key], bool) or not isinstance(config[key], (int, float)):
+            raise ValueError(f"{key}={config[key]!r} in config.json must be a number.")
     _refuse_hf(config)
     n_layers, n_heads = config["num_hidden_layers"], config["num_attention_heads"]
-    head_width = config.get("head_dim")
-    if head_width is None:
-        if config["hidden_size"] % n_heads:
-            raise ValueError(
-                f"hidden_size={config['hidden_size']} is no multiple of "
-                f"num_attention_heads={n_heads} and there is no head_dim."
-            )
-        head_width = config["hidden_size"] // n_heads
+    head_width = _hf_head_width(config)
     n_kv_heads = config.get("num_key_value_heads")
     rope = _hf_rope(config, head_width)
     attention_bias = _flag(config, "attention_bias", family in ("llama", "qwen3"))
@@ -140,6 +136,18 @@ def default_layout(dtype: str) -> KernelLayout:
             f"dtype={dtype!r} is not supported; use 'float32' or 'bfloat16'."
         )
     return preferred_layout(jnp.dtype(dtype))
+
+
+def _hf_head_width(config: Mapping[str, Any]) -> int:
+    if config.get("head_dim") is not None:
+        return config["head_dim"]
+    width, n_heads = config["hidden_size"], config["num_attention_heads"]
+    if width % n_heads:
+        raise ValueError(
+            f"hidden_size={width} is no multiple of num_attention_heads={n_heads} and "
+            "there is no head_dim."
+        )
+    return width // n_heads
 
 
 def _hf_family(config: Mapping[str, Any]) -> str:

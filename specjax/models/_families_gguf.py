@@ -54,13 +54,7 @@ def config_from_gguf(
     if "token_embd.weight" not in tensor_shapes:
         raise ValueError("The GGUF file has no tensor token_embd.weight.")
     width, n_heads = get("embedding_length"), get("attention.head_count")
-    head_width = get("attention.key_length", width // n_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if get(key, head_width) != head_width:
-            raise ValueError(
-                f"{arch}.{key}={get(key)} differs from the head width {head_width}, "
-                "which is not supported."
-            )
+    head_width = _head_width(get, width, n_heads)
     rope = _gguf_rope(get, rope_tensors or {}, head_width)
     n_layers, context = get("block_count"), get("context_length")
     return DecoderConfig(
@@ -84,6 +78,22 @@ def config_from_gguf(
         kernel_layout=kernel_layout or default_layout(dtype),
         family=arch,
     )
+
+
+def _head_width(get: "_GgufFields", width: int, n_heads: int) -> int:
+    if not get.has("attention.key_length") and width % n_heads:
+        raise ValueError(
+            f"{get.arch}.embedding_length={width} is no multiple of {n_heads} heads "
+            "and there is no attention.key_length."
+        )
+    head_width = get("attention.key_length", width // n_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if get(key, head_width) != head_width:
+            raise ValueError(
+                f"{get.arch}.{key}={get(key)} differs from the head width "
+                f"{head_width}, which is not supported."
+            )
+    return head_width
 
 
 class _GgufFields:

@@ -76,9 +76,7 @@ def uniform_noise(
     return UniformNoise(accept=u[:, 1:], draw=u[:, 0])
 
 
-def draw(
-    weights: Float[Array, "B V"], uniform: Float[Array, " B"]
-) -> Int[Array, " B"]:
+def draw(weights: Float[Array, "B V"], uniform: Float[Array, " B"]) -> Int[Array, " B"]:
     """Draws from unnormalised weights by inverting their cumulative sum.
 
     Args:

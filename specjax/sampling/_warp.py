@@ -17,9 +17,7 @@ from specjax.sampling._settings import Settings
 from specjax.typing import Array, Float, Int
 
 
-def warp(
-    logits: Float[Array, "B N V"], settings: Settings
-) -> Float[Array, "B N V"]:
+def warp(logits: Float[Array, "B N V"], settings: Settings) -> Float[Array, "B N V"]:
     """Applies a row's sampling settings to its logits.
 
     Args:
@@ -67,12 +65,12 @@ def _filter(scores: Array, settings: Settings) -> Array:
     def nucleus(s: Array) -> Array:
         weights = jnp.exp(s - top)
         goal = per_row(settings.top_p) * jnp.sum(weights, axis=-1)
-        kept = _keep_largest(s, weights, goal) | (per_row(settings.top_p) >= 1)[..., None]
+        kept = (
+            _keep_largest(s, weights, goal) | (per_row(settings.top_p) >= 1)[..., None]
+        )
         return jnp.where(kept, s, -jnp.inf)
 
-    scores = lax.cond(
-        jnp.any(settings.top_p < 1), nucleus, lambda s: s, scores
-    )
+    scores = lax.cond(jnp.any(settings.top_p < 1), nucleus, lambda s: s, scores)
     floor = top + jnp.log(per_row(settings.min_p))[..., None]
     return jnp.where(scores >= floor, scores, -jnp.inf)
 
@@ -124,4 +122,3 @@ def _keep_largest(
         ties,
     )
     return above | ties
-

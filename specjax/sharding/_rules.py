@@ -98,15 +98,15 @@ def param_shardings(
 
     Args:
       config: the decoder.
-      mesh: devices; it must have the axes the rules speak of.
+      mesh: devices; it must have the axes the rules speak of, of type Auto.
       rules: logical name -> mesh axis or None.
 
     Returns:
       A pytree of NamedSharding with the structure of the parameters.
 
     Raises:
-      ValueError: the mesh lacks an axis, two dimensions of an array map to one
-        mesh axis, or a mesh axis does not divide the query heads, the vocabulary
+      ValueError: the mesh lacks an axis or one is not Auto, two dimensions of an
+        array map to one mesh axis, or a mesh axis does not divide the query heads, the vocabulary
         or the feed-forward width.
     """
     rules = _fit(config, mesh, rules)
@@ -119,6 +119,12 @@ def param_shardings(
 
 def _fit(config: DecoderConfig, mesh: Mesh, rules: Rules) -> Rules:
     """Checks the rules of parameter axes against the mesh and the sizes."""
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            f"The mesh axes {mesh.axis_names} have the types {mesh.axis_types}; XLA "
+            "must be free to propagate shardings. Use sharding.make_mesh, or pass "
+            "axis_types=(AxisType.Auto, ...) to jax.make_mesh."
+        )
     # The unit that may not be cut: a head's columns stay together.
     units = {
         "vocab": ("vocab_size", config.vocab_size),

@@ -68,9 +68,7 @@ class VerifyRule(NamedTuple):
     verify: Callable[[Any, Array, Any], Verdict]
 
 
-def accepted_prefix(
-    accept: Array, n_valid: Int[Array, " B"]
-) -> Int[Array, " B"]:
+def accepted_prefix(accept: Array, n_valid: Int[Array, " B"]) -> Int[Array, " B"]:
     """Returns how many leading drafts are accepted.
 
     Args:

@@ -154,6 +154,8 @@ def _tensor(
     offset: int,
     size: int,
 ) -> StoredTensor:
+    if not shape or 0 in shape:
+        raise ValueError(f"{path}: {name} has the shape {list(shape)}.")
     if kind not in list(gguf.GGMLQuantizationType):
         return StoredTensor(shape, f"type number {kind}", False, _no_rows)
     kind = gguf.GGMLQuantizationType(kind)

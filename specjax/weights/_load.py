@@ -46,15 +46,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = (
     "config.json",
     "generation_config.json",
-    "model.safetensors",
+    "*.safetensors",
     "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
 )
+# Other forms of the same weights, which would double the download.
+_HUB_IGNORED = ("*/*", "consolidated*", "adapter_*")
 
 
 def load(
@@ -170,7 +171,10 @@ def load_hub(
         raise ValueError(f"{repo_id!r} is no hub id of the form org/name.")
     try:
         path = huggingface_hub.snapshot_download(
-            repo_id, revision=revision, allow_patterns=list(_HUB_FILES)
+            repo_id,
+            revision=revision,
+            allow_patterns=list(_HUB_FILES),
+            ignore_patterns=list(_HUB_IGNORED),
         )
     except hub_errors.GatedRepoError as error:
         raise FileNotFoundError(

@@ -80,12 +80,7 @@ def make_text_side(
                 f"embedding {config.vocab_size} rows; they are not of one model."
             )
         if tokenizer.chat_template is not None:
-            template = ChatTemplate(
-                tokenizer.chat_template,
-                bos_token=tokenizer.bos_token,
-                eos_token=tokenizer.eos_token,
-                pad_token=tokenizer.pad_token,
-            )
+            template = ChatTemplate.from_tokenizer(tokenizer)
         eos_ids = tokenizer.eos_ids if eos_ids is None else eos_ids
     eos_ids = eos_ids or ()
     beyond = [i for i in eos_ids if not 0 <= i < config.vocab_size]

@@ -116,7 +116,10 @@ def load_orbax(
     )
     as_stored = dataclasses.replace(stored, dtype=config.dtype)
     wanted = _placed_abstract(as_stored, mesh, rules)
-    with ocp.StandardCheckpointer() as checkpointer:
+    # Parameters are read side by side, as many as this lets; it must admit one.
+    largest_bytes = 4 * max(leaf.size for leaf in flat_abstract(config).values())
+    limit_gb = 1 + 2 * largest_bytes // 10**9
+    with ocp.StandardCheckpointer(restore_concurrent_gb=limit_gb) as checkpointer:
         metadata = checkpointer.metadata(path / "params").item_metadata
         _check_shapes(as_stored, flat_params(metadata.tree), str(path))
         params = checkpointer.restore(path / "params", wanted)

@@ -14,6 +14,8 @@ from specjax.weights import load_hf
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "models"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/golden.npz"))
+# One worker a case, so that its three tests share compiled programs.
+EACH = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES]
 ATOL = 1e-4
 BLOCK, PREFILL, BATCH = 3, 11, 2
 
@@ -29,7 +31,10 @@ def _load(name):
 def _forward(config):
     # One jitted function a configuration: all tests of a case share its programs.
     # Without optimisation they compile in half the time.
-    options = {"xla_backend_optimization_level": 0}
+    options = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    }
     forward = jax.jit(decoder_target(config).forward, compiler_options=options)
 
     def highest(*args):
@@ -49,7 +54,7 @@ def test_all_cases_are_there():
     assert len(CASES) == 13
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_one_forward(name):
     model, tokens, logits = _load(name)
     out = _whole(model.config, model.params, tokens)
@@ -57,7 +62,7 @@ def test_one_forward(name):
     np.testing.assert_array_equal(out[0], out[1])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_token_by_token(name):
     model, tokens, logits = _load(name)
     target, forward = model.target, _forward(model.config)
@@ -70,7 +75,7 @@ def test_token_by_token(name):
         np.testing.assert_allclose(out[0, 0], logits[position], rtol=0, atol=ATOL)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_prefill_then_blocks_with_partial_commits(name):
     """Rows commit different counts; what is not committed was a wrong token."""
     model, tokens, logits = _load(name)

@@ -10,7 +10,7 @@ import textwrap
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from specjax.models import DecoderConfig
 from specjax.sharding import (
@@ -111,11 +111,18 @@ def test_an_axis_the_mesh_lacks():
     assert _specs(CONFIG, mesh, rules)["embedding"] == PartitionSpec("tensor", None)
 
 
+def test_explicit_axes_are_refused():
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Explicit,))
+    with pytest.raises(ValueError, match="make_mesh"):
+        param_shardings(CONFIG, mesh)
+
+
 def test_make_mesh_needs_all_devices():
     with pytest.raises(ValueError, match="data=3 x model=7 needs 21 devices"):
         make_mesh(model=7, data=3)
     mesh = make_mesh(data=jax.device_count())
     assert mesh.axis_names == ("data", "model")
+    assert jax.tree.leaves(param_shardings(CONFIG, mesh))
 
 
 _PLACED = """

@@ -112,7 +112,14 @@ def test_the_hub(monkeypatch):
     with pytest.raises(FileNotFoundError, match="tokenizer.json"):
         load("org/name")  # a golden model has no tokenizer
     assert asked["repo_id"] == "org/name" and asked["revision"] is None
-    assert "*.bin" not in asked["allow_patterns"]
+    files = ["model-1-of-2.safetensors", "config.json", "pytorch_model.bin"]
+    files += ["consolidated.safetensors", "onnx/model.safetensors"]
+    kept = huggingface_hub.utils.filter_repo_objects(
+        files,
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(kept) == files[:2]
     monkeypatch.setattr(
         weights._load, "load_hf", lambda path, *, name, **_: (path, name)
     )

@@ -41,9 +41,7 @@ def blocked_attention(
     if is_row_invariant():
         # A one-row product takes another path.
         short = max(0, -(-_INVARIANT_ROWS // group) - n_asked)
-        q = lax.optimization_barrier(
-            jnp.pad(q, ((0, 0), (0, short), (0, 0), (0, 0)))
-        )
+        q = lax.optimization_barrier(jnp.pad(q, ((0, 0), (0, short), (0, 0), (0, 0))))
     n_new = q.shape[1]
     rows = n_new * group
     q = q.astype(jnp.float32).reshape(n_rows, n_new, n_kv, group, width)
