@@ -106,8 +106,8 @@ def param_shardings(
 
     Raises:
       ValueError: the mesh lacks an axis or one is not Auto, two dimensions of an
-        array map to one mesh axis, or a mesh axis does not divide the query heads, the vocabulary
-        or the feed-forward width.
+        array map to one mesh axis, or a mesh axis does not divide the query heads,
+        the vocabulary or the feed-forward width.
     """
     rules = _fit(config, mesh, rules)
     leaves, structure = jax.tree.flatten(abstract_params(config))

@@ -35,7 +35,8 @@ CONFIG = DecoderConfig(
 
 
 def _mesh(model, data=1):
-    return AbstractMesh((data, model), ("data", "model"))
+    auto = (AxisType.Auto,) * 2
+    return AbstractMesh((data, model), ("data", "model"), axis_types=auto)
 
 
 def _specs(config, mesh, rules=DEFAULT_RULES):
@@ -104,7 +105,7 @@ def test_sizes_that_do_not_divide(changes, message):
 
 
 def test_an_axis_the_mesh_lacks():
-    mesh = AbstractMesh((2,), ("tensor",))
+    mesh = AbstractMesh((2,), ("tensor",), axis_types=(AxisType.Auto,))
     with pytest.raises(ValueError, match="names an axis the mesh lacks.*tensor"):
         param_shardings(CONFIG, mesh)
     rules = {k: "tensor" if v == "model" else None for k, v in DEFAULT_RULES.items()}

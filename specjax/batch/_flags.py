@@ -1,0 +1,124 @@
+"""Command line flags and configuration file of a run."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from specjax import drafters, verify
+from specjax.batch._errors import UsageError
+from specjax.batch._main import Files
+from specjax.batch._settings import DTYPES, BatchSettings
+from specjax.weights import KNOWN_MODELS
+
+_FILES = tuple(field.name for field in dataclasses.fields(Files))
+_SETTINGS = tuple(field.name for field in dataclasses.fields(BatchSettings))
+
+
+def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines a flag for each of ``Files`` and ``BatchSettings``, and ``--config``.
+
+    Args:
+      flag_values: where they are defined.
+    """
+    config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Python file whose get_config() returns a ConfigDict of these settings; flags "
+        "given on the command line win over it.",
+        flag_values=flag_values,
+    )
+
+    def define(kind: str, name: str, text: str, **options: Any) -> None:
+        default = getattr(BatchSettings(), name, None)
+        if kind == "multi_string":
+            default = list(default or ())
+        getattr(flags, f"DEFINE_{kind}")(
+            name, default, text, flag_values=flag_values, **options
+        )
+
+    names = lambda registry: ", ".join(sorted(registry))
+    define("string", "prompt", "One prompt, whose text is streamed to stdout.")
+    define("string", "prompts", "JSONL file of prompts; needs --output.")
+    define("string", "output", "JSONL file that a record is appended to per prompt.")
+    define("string", "model", f"Name ({names(KNOWN_MODELS)}), path or hub id.")
+    define("string", "drafter", f"Drafter: {names(drafters.REGISTRY)}.")
+    define("integer", "gamma", "Draft tokens a pass.")
+    define("string", "rule", f"Verify rule: {names(verify.REGISTRY)}.")
+    define("float", "temperature", "0 is greedy.")
+    define("integer", "top_k", "Keep the k most probable tokens; 0 is off.")
+    define("float", "top_p", "Keep the most probable tokens of this mass; 1 is off.")
+    define("float", "min_p", "Least probability relative to the best; 0 is off.")
+    define("integer", "seed", "Seed of every prompt's random numbers.")
+    define("integer", "max_new_tokens", "Most tokens to generate a turn.")
+    define("multi_string", "stop", "String that ends a text; may be repeated.")
+    define("integer", "batch_size", "Prompts decoded side by side (--prompts only).")
+    define("string", "dtype", f"Type of the parameters: {', '.join(DTYPES)}.")
+    define("integer", "capacity", "Tokens a slot holds; unset fits the longest prompt.")
+    define("bool", "exact", "Ids identical with speculation on and off.")
+    define("bool", "chat", "Use the chat template; unset: where the model has one.")
+    define("bool", "ignore_eos", "Do not stop at the model's end tokens.")
+    define("bool", "ids", "Write the generated ids (--prompts only).")
+    define("bool", "logprobs", "Write log-probabilities of the ids (--prompts only).")
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses the command line, for ``absl.app.run(flags_parser=...)``.
+
+    Args:
+      argv: the command line.
+
+    Returns:
+      What is left of it: the program alone.
+
+    Raises:
+      SystemExit: with status 2, after a message, where absl would exit with 1, which
+        here means that some records failed.
+    """
+    try:
+        rest = flags.FLAGS(argv)
+        # A config file that is not there is an error only when it is looked at.
+        config = flags.FLAGS.config
+        _ = None if config is None else config.to_dict()
+        if rest[1:]:
+            raise UsageError(
+                f"{rest[1]!r} is no flag. Give a prompt as --prompt=TEXT (quoted), a "
+                "file as --prompts=FILE."
+            )
+    # A config file is the user's code and can fail in any way that Python can.
+    except Exception as error:
+        sys.stderr.write(f"error: {error}\nSee --helpshort for the flags.\n")
+        sys.exit(2)
+    return rest
+
+
+def read_flags(
+    flag_values: flags.FlagValues = flags.FLAGS,
+) -> tuple[BatchSettings, Files]:
+    """Puts defaults, configuration file and flags together, the later winning.
+
+    Args:
+      flag_values: parsed flags of ``define_flags``.
+
+    Returns:
+      Settings and files.
+
+    Raises:
+      UsageError: the configuration has an unknown key, or a value is refused.
+    """
+    config = flag_values["config"].value
+    given: dict[str, Any] = {} if config is None else config.to_dict()
+    unknown = sorted(set(given) - {*_FILES, *_SETTINGS})
+    if unknown:
+        raise UsageError(
+            f"--config has the unknown key {unknown[0]!r}; known keys: "
+            f"{', '.join(sorted({*_FILES, *_SETTINGS}))}."
+        )
+    for name in (*_FILES, *_SETTINGS):
+        if flag_values[name].present:
+            given[name] = flag_values[name].value
+    files = {name: given.pop(name) for name in _FILES if name in given}
+    return BatchSettings(**given), Files(**files)
