@@ -65,14 +65,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     define("bool", "logprobs", "Write log-probabilities of the ids (--prompts only).")
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the command line, for ``absl.app.run(flags_parser=...)``.
+def parse_flags(argv: Sequence[str]) -> tuple[BatchSettings, Files]:
+    """Parses the command line, for ``absl.app.run(main, flags_parser=...)``.
 
     Args:
       argv: the command line.
 
     Returns:
-      What is left of it: the program alone.
+      What ``read_flags`` makes of it, which absl hands to ``main``.
 
     Raises:
       SystemExit: with status 2, after a message, where absl would exit with 1, which
@@ -80,19 +80,16 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """
     try:
         rest = flags.FLAGS(argv)
-        # A config file that is not there is an error only when it is looked at.
-        config = flags.FLAGS.config
-        _ = None if config is None else config.to_dict()
         if rest[1:]:
             raise UsageError(
                 f"{rest[1]!r} is no flag. Give a prompt as --prompt=TEXT (quoted), a "
                 "file as --prompts=FILE."
             )
+        return read_flags()
     # A config file is the user's code and can fail in any way that Python can.
     except Exception as error:
         sys.stderr.write(f"error: {error}\nSee --helpshort for the flags.\n")
         sys.exit(2)
-    return rest
 
 
 def read_flags(

@@ -27,8 +27,7 @@ class LayerKV(NamedTuple):
     values: Float[Array, "B K S M"]
 
 
-@flax.struct.dataclass(frozen=True, kw_only=True)
-class KVCache:
+class KVCache(flax.struct.PyTreeNode, kw_only=True):
     """Keys and values of every layer, and how much of each row is committed.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Prefill, passes, slots, and the functions on top of them."""
 
+from specjax.decode._cache_dir import enable_compilation_cache
 from specjax.decode._compiled import (
     PREFILL_BUCKETS,
     Plan,
@@ -38,6 +39,7 @@ __all__ = [
     "Stats",
     "Status",
     "draft",
+    "enable_compilation_cache",
     "encode_prompt",
     "fit_capacity",
     "generate",

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from specjax.decode._state import DecodeState, RowStats, Status, init_state
@@ -73,12 +72,12 @@ class Snapshot(NamedTuple):
       stats: counters.
     """
 
-    length: np.ndarray
-    status: np.ndarray
-    start: np.ndarray
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    origin: np.ndarray
+    length: Array
+    status: Array
+    start: Array
+    tokens: Array
+    logprobs: Array
+    origin: Array
     stats: RowStats
 
 

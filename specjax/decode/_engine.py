@@ -272,12 +272,12 @@ class Engine:
         stop_ids = np.full((self.plan.n_stop_ids,), -1, np.int32)
         own = self._stop_ids(request)
         stop_ids[: len(own)] = own
-        settings = Settings(
-            temperature=np.float32(request.temperature),
-            top_k=np.int32(request.top_k),
-            top_p=np.float32(request.top_p),
-            min_p=np.float32(request.min_p),
-            seed=np.uint32(request.seed),
+        settings = Settings.of_row(
+            request.temperature,
+            request.top_k,
+            request.top_p,
+            request.min_p,
+            request.seed,
         )
         at = np.int32(row)
         limit = np.int32(n + request.max_new_tokens)
@@ -293,7 +293,7 @@ class Engine:
                 np.int32(n_real),
                 size=size,
             )
-        stream = TextStream(self._model.tokenizer, request.stop)
+        stream = TextStream(self._model.need_tokenizer(), request.stop)
         self._slots[row] = _Slot(request=request, stream=stream, seen=n)
 
     def _collect(self, row: int, slot: _Slot, snapshot: Snapshot) -> Event:

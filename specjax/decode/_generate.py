@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from specjax import verify as rules
 from specjax.decode._engine import PASSES_PER_CALL, Engine, Request
 from specjax.decode._results import Completion, Generation
 from specjax.drafters import Drafter
+from specjax.models import CACHE_SLACK
 from specjax.text import IncrementalDetokenizer
 from specjax.typing import Params
 from specjax.verify import VerifyRule
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 #: A prompt: text, a list of chat messages, or token ids.
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int] | np.ndarray
 
-_SMALLEST_CAPACITY = 256
+_SMALLEST_SLOTS = 256
 
 
 def encode_prompt(
@@ -47,19 +48,26 @@ def encode_prompt(
         if chat is None:
             chat = model.chat_template is not None
         if not chat:
-            return tuple(model.tokenizer.encode(prompt))
-        prompt = [{"role": "user", "content": prompt}]
+            return tuple(model.need_tokenizer().encode(prompt))
+        messages = [{"role": "user", "content": prompt}]
+        return _encode_messages(model, messages)
     if len(prompt) == 0:
         raise ValueError("The prompt is empty: it needs at least one token or message.")
     if isinstance(prompt[0], Mapping):
-        if model.chat_template is None:
-            raise ValueError(
-                f"{model.name} has no chat template; pass the prompt as text with "
-                "chat=False, or as ids."
-            )
-        text = model.chat_template.render(prompt, add_generation_prompt=True)
-        return tuple(model.tokenizer.encode(text, add_special_tokens=False))
-    return tuple(int(token) for token in prompt)  # type: ignore[arg-type]
+        return _encode_messages(model, cast(Sequence[Mapping[str, str]], prompt))
+    return tuple(int(token) for token in cast(Sequence[int], prompt))
+
+
+def _encode_messages(
+    model: "Model", messages: Sequence[Mapping[str, str]]
+) -> tuple[int, ...]:
+    if model.chat_template is None:
+        raise ValueError(
+            f"{model.name} has no chat template; pass the prompt as text with "
+            "chat=False, or as ids."
+        )
+    text = model.chat_template.render(messages, add_generation_prompt=True)
+    return tuple(model.need_tokenizer().encode(text, add_special_tokens=False))
 
 
 def resolve(
@@ -86,19 +94,20 @@ def resolve(
 
 
 def fit_capacity(need: int, limit: int) -> int:
-    """Returns a cache capacity for a need: a power of two, so that few compile.
+    """Returns a cache capacity for a need, one of few, so that few compile.
 
     Args:
       need: tokens a slot must hold.
       limit: the model's context.
 
     Returns:
-      The smallest power of two that holds the need, at most the limit.
+      The smallest power of two, less the cache's own slack, that holds the need; at
+      most the limit.
     """
-    capacity = _SMALLEST_CAPACITY
-    while capacity < need:
-        capacity *= 2
-    return min(capacity, limit)
+    slots = _SMALLEST_SLOTS
+    while slots - CACHE_SLACK < need:
+        slots *= 2
+    return min(slots - CACHE_SLACK, limit)
 
 
 def generate(
@@ -155,11 +164,11 @@ def generate(
       ValueError: a prompt or setting cannot be served; nothing was generated.
     """
     began = time.perf_counter()
-    prompts = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type]
-    if not prompts:
+    many = cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts)
+    n = len(many)
+    if not n:
         raise ValueError("prompts is empty: pass at least one prompt.")
-    n = len(prompts)
-    rows = {
+    rows: dict[str, list[Any]] = {
         "temperature": _per_prompt("temperature", temperature, n),
         "top_k": _per_prompt("top_k", top_k, n),
         "top_p": _per_prompt("top_p", top_p, n),
@@ -175,7 +184,7 @@ def generate(
             ignore_eos=ignore_eos,
             **{name: values[i] for name, values in rows.items()},
         )
-        for i, prompt in enumerate(prompts)
+        for i, prompt in enumerate(many)
     ]
     engine = _engine(
         model,
@@ -345,7 +354,7 @@ def _per_prompt(name: str, value, n: int) -> list:
 
 def _pieces(model: "Model", ids: Sequence[int]) -> tuple[str, ...]:
     """Returns the text each id adds, for display; held-back text goes to the last."""
-    detokenizer = IncrementalDetokenizer(model.tokenizer)
+    detokenizer = IncrementalDetokenizer(model.need_tokenizer())
     pieces = [detokenizer.push([token]) for token in ids]
     rest = detokenizer.flush()
     if rest and pieces:

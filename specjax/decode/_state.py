@@ -54,8 +54,7 @@ class RowStats(NamedTuple):
     accepted_at: Int[Array, "B G"]
 
 
-@flax.struct.dataclass(frozen=True, kw_only=True)
-class DecodeState:
+class DecodeState(flax.struct.PyTreeNode, kw_only=True):
     """State of a batch of slots.
 
     Attributes:
@@ -109,7 +108,15 @@ def init_state(
     size = capacity + CACHE_SLACK
     zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
     gamma = drafter.spec.gamma
-    stats = RowStats(*(zeros() for _ in range(5)), zeros(gamma), zeros(gamma))
+    stats = RowStats(
+        passes=zeros(),
+        wide_passes=zeros(),
+        verified=zeros(),
+        accepted=zeros(),
+        committed=zeros(),
+        verified_at=zeros(gamma),
+        accepted_at=zeros(gamma),
+    )
     return DecodeState(
         tokens=zeros(size),
         logprobs=jnp.zeros((batch, size), jnp.float32),

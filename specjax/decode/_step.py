@@ -1,5 +1,6 @@
 """One speculative pass: propose, score, verify, commit."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -140,23 +141,19 @@ def spec_step(
     """
     proposal, state = draft(draft_params, state, target=target, drafter=drafter)
 
-    def at(width: int):
-        return lambda state, proposal: verify_and_commit(
-            target_params,
-            draft_params,
-            state,
-            proposal,
-            target=target,
-            drafter=drafter,
-            rule=rule,
-            width=width,
-        )
-
+    at = functools.partial(
+        verify_and_commit,
+        target_params,
+        draft_params,
+        target=target,
+        drafter=drafter,
+        rule=rule,
+    )
     if len(widths) == 1:
-        return at(widths[0])(state, proposal)
+        return at(state, proposal, width=widths[0])
     longest = jnp.max(proposal.n_valid)
     index = sum((longest + 1 > width).astype(jnp.int32) for width in widths[:-1])
-    branches = [lambda s, p, run=at(width): run(s, p)[0] for width in widths]
+    branches = [lambda s, p, w=width: at(s, p, width=w)[0] for width in widths]
     return jax.lax.switch(index, branches, state, proposal), None
 
 
@@ -173,19 +170,16 @@ def _context(state: DecodeState, features: Features | None) -> DraftContext:
 def _fit(proposal: Proposal, n: int) -> Proposal:
     """Cuts or pads a proposal to n draft positions."""
     have = proposal.tokens.shape[1]
-    if n <= have:
-        cut = lambda x: None if x is None else x[:, :n]
-    else:
-        cut = lambda x: (
-            None
-            if x is None
-            else jnp.pad(x, [(0, 0), (0, n - have)] + [(0, 0)] * (x.ndim - 2))
-        )
+
+    def fit(x: Array) -> Array:
+        pad = [(0, 0), (0, max(n - have, 0))] + [(0, 0)] * (x.ndim - 2)
+        return jnp.pad(x[:, :n], pad)
+
     return Proposal(
-        tokens=cut(proposal.tokens),
-        logprobs=cut(proposal.logprobs),
+        tokens=fit(proposal.tokens),
+        logprobs=None if proposal.logprobs is None else fit(proposal.logprobs),
         n_valid=jnp.minimum(proposal.n_valid, n),
-        confidence=cut(proposal.confidence),
+        confidence=None if proposal.confidence is None else fit(proposal.confidence),
     )
 
 

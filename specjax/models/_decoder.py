@@ -14,7 +14,7 @@ from specjax import cache as kv
 from specjax.models._config import DecoderConfig
 from specjax.models._rope import rope_tables, rotate
 from specjax.ops.attention import cached_attention
-from specjax.ops.linear import linear
+from specjax.ops.linear import KernelLayout, linear
 from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
@@ -51,7 +51,7 @@ class Dense(nnx.Module):
             shape, axes = shape[::-1], (axes[1], axes[0])
         scale = n_in**-0.5
         kernel = jax.random.normal(rngs.params(), shape, jnp.float32) * scale
-        self.layout = config.kernel_layout
+        self.layout: KernelLayout = config.kernel_layout
         self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
         out_axis = axes[1] if self.layout == "in_out" else axes[0]
         self.bias = (
@@ -133,10 +133,10 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs) -> None:
         width, hidden, bias = config.width, config.ff_width, config.ff_bias
-        up = ("embed", "mlp")
+        up, down = ("embed", "mlp"), ("mlp", "embed")
         self.gate = Dense(config, width, hidden, up, bias=bias, rngs=rngs)
         self.up = Dense(config, width, hidden, up, bias=bias, rngs=rngs)
-        self.down = Dense(config, hidden, width, up[::-1], bias=bias, rngs=rngs)
+        self.down = Dense(config, hidden, width, down, bias=bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Applies the network to each row."""

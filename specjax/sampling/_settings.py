@@ -1,9 +1,10 @@
 """Sampling settings, one value a row."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.typing import Array, Float, Int, UInt
 
@@ -47,6 +48,20 @@ class Settings(NamedTuple):
             min_p=jnp.full((batch,), min_p, jnp.float32),
             seed=jnp.full((batch,), seed, jnp.uint32),
         )
+
+    @classmethod
+    def of_row(
+        cls, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+    ) -> "Settings":
+        """Makes one row's settings as scalars on the host, without checks."""
+        row: Any = (
+            np.float32(temperature),
+            np.int32(top_k),
+            np.float32(top_p),
+            np.float32(min_p),
+            np.uint32(seed),
+        )
+        return cls(*row)
 
 
 def check_sampling(

@@ -18,7 +18,7 @@ def _rejection(
     target_scores: Float[Array, "B N1 V"],
     noise: UniformNoise,
 ) -> Verdict:
-    """Accepts the longest draft prefix that keeps the target's law; see ``rejection``."""
+    """Accepts a prefix that keeps the target's law; see ``rejection``."""
     vocab, n_drafts = target_scores.shape[-1], proposal.tokens.shape[1]
     if proposal.logprobs is not None and proposal.logprobs.shape[-1] != vocab:
         raise ValueError(

@@ -40,6 +40,19 @@ class Model:
             f"tokenizer={self.tokenizer!r})"
         )
 
+    def need_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer.
+
+        Raises:
+          ValueError: the model was loaded without one.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{self.name} was loaded without a tokenizer; load it with one to "
+                "turn text into ids and back."
+            )
+        return self.tokenizer
+
 
 @dataclasses.dataclass(frozen=True)
 class TextSide:

@@ -1,0 +1,35 @@
+"""Settings of scripts/generate.py: its flags by name, with their defaults."""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    # One of the first two; the third goes with the second.
+    config.prompt = config_dict.placeholder(str)
+    config.prompts = config_dict.placeholder(str)
+    config.output = config_dict.placeholder(str)
+
+    config.model = "smollm2-135m-instruct"
+    config.dtype = "bfloat16"
+    config.batch_size = 4
+    config.capacity = config_dict.placeholder(int)  # None: fits the longest prompt
+
+    config.drafter = "prompt_lookup"
+    config.gamma = 6
+    config.rule = "coupled"
+    config.exact = False
+
+    config.temperature = 0.0
+    config.top_k = 0
+    config.top_p = 1.0
+    config.min_p = 0.0
+    config.seed = 0
+    config.max_new_tokens = 128
+    config.stop = ()
+    config.chat = config_dict.placeholder(bool)  # None: where there is a template
+    config.ignore_eos = False
+
+    config.ids = True
+    config.logprobs = False
+    return config

@@ -1,0 +1,45 @@
+"""Loads a run's model and checks the settings that depend on it."""
+
+from typing import TYPE_CHECKING
+
+from specjax import decode
+from specjax.batch._errors import UsageError
+from specjax.batch._settings import BatchSettings
+from specjax.weights import load
+
+if TYPE_CHECKING:
+    from specjax.weights import Model
+
+
+def load_model(settings: BatchSettings) -> "Model":
+    """Loads the model of a run.
+
+    Args:
+      settings: the run's.
+
+    Returns:
+      The model, which has a tokenizer.
+
+    Raises:
+      UsageError: it cannot be loaded, or does not go with the settings.
+    """
+    decode.enable_compilation_cache()
+    try:
+        model = load(settings.model, dtype=settings.dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model={settings.model}: {error}") from error
+    if model.tokenizer is None:
+        raise UsageError(
+            f"--model={settings.model} was saved without a tokenizer, which text needs."
+        )
+    if settings.chat and model.chat_template is None:
+        raise UsageError(
+            f"{model.name} has no chat template; leave --chat out or give --nochat."
+        )
+    context = model.target.spec.max_context
+    if settings.capacity is not None and settings.capacity > context:
+        raise UsageError(
+            f"--capacity={settings.capacity} is more than the {context} positions "
+            f"that {model.name} is made for; lower it."
+        )
+    return model

@@ -1,0 +1,79 @@
+"""One prompt, its text streamed."""
+
+import sys
+import time
+from typing import TextIO
+
+from specjax.batch._errors import UsageError
+from specjax.batch._model import load_model
+from specjax.batch._progress import stats_text
+from specjax.batch._settings import BatchSettings
+from specjax.decode import Completion, stream
+
+
+def run_prompt(
+    settings: BatchSettings,
+    prompt: str,
+    *,
+    out: TextIO | None = None,
+    notes: TextIO | None = None,
+) -> bool:
+    """Prints the text for one prompt as it comes, then a line of statistics.
+
+    Args:
+      settings: the run's; ``batch_size``, ``ids`` and ``logprobs`` play no part.
+      prompt: the prompt.
+      out: takes the text; None is stdout.
+      notes: takes the statistics, so that the text alone can be piped on; None is
+        stderr.
+
+    Returns:
+      Whether it went well; if not, the error was printed instead of statistics.
+
+    Raises:
+      UsageError: the model, the prompt or a setting is refused.
+    """
+    out = sys.stdout if out is None else out
+    notes = sys.stderr if notes is None else notes
+    model = load_model(settings)
+    began = time.perf_counter()
+    try:
+        pieces = stream(
+            model,
+            prompt,
+            drafter=settings.drafter,
+            gamma=settings.gamma,
+            rule=settings.rule,
+            chat=settings.chat,
+            exact=settings.exact,
+            capacity=settings.capacity,
+            ignore_eos=settings.ignore_eos,
+            **settings.sampling,
+        )
+    except ValueError as error:
+        raise UsageError(f"--prompt: {error}") from error
+    first = None
+    completion: Completion
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            completion = end.value
+            break
+        if first is None:
+            first = time.perf_counter() - began
+        out.write(piece)
+        out.flush()
+    seconds = time.perf_counter() - began
+    if not completion.text.endswith("\n"):
+        out.write("\n")
+        out.flush()
+    if completion.error is not None:
+        print(f"error: {completion.error}", file=notes)
+        return False
+    print(
+        stats_text(completion.stats, len(completion.ids), seconds)
+        + ("" if first is None else f" | first text after {first:.2f} s"),
+        file=notes,
+    )
+    return True
