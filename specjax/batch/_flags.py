@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from specjax import drafters, verify
@@ -65,11 +65,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     define("bool", "logprobs", "Write log-probabilities of the ids (--prompts only).")
 
 
-def parse_flags(argv: Sequence[str]) -> tuple[BatchSettings, Files]:
+def parse_flags(
+    argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> tuple[BatchSettings, Files]:
     """Parses the command line, for ``absl.app.run(main, flags_parser=...)``.
 
     Args:
       argv: the command line.
+      flag_values: flags of ``define_flags``.
 
     Returns:
       What ``read_flags`` makes of it, which absl hands to ``main``.
@@ -79,13 +82,18 @@ def parse_flags(argv: Sequence[str]) -> tuple[BatchSettings, Files]:
         here means that some records failed.
     """
     try:
-        rest = flags.FLAGS(argv)
+        rest = flag_values(argv)
+        if "verbosity" in flag_values and not flag_values["verbosity"].present:
+            # absl.app would make this INFO, at which JAX lists the backends that are
+            # not there.
+            flag_values["verbosity"].value = logging.WARNING
+            flag_values["verbosity"].using_default_value = False
         if rest[1:]:
             raise UsageError(
                 f"{rest[1]!r} is no flag. Give a prompt as --prompt=TEXT (quoted), a "
                 "file as --prompts=FILE."
             )
-        return read_flags()
+        return read_flags(flag_values)
     # A config file is the user's code and can fail in any way that Python can.
     except Exception as error:
         sys.stderr.write(f"error: {error}\nSee --helpshort for the flags.\n")

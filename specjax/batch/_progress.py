@@ -61,11 +61,14 @@ class Progress:
         self._total = total
         self._n_committed = 0
         self._stream = sys.stderr if stream is None else stream
-        self._began = self._shown = time.monotonic()
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._shown = 0.0
         self._stack = contextlib.ExitStack()
         self._bar = self._task = None
 
     def __enter__(self) -> Self:
+        self._began = self._shown = time.monotonic()
         if self._stream.isatty():
             from rich import progress
             from rich.console import Console
@@ -90,12 +93,15 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._ended = time.monotonic()
         self._stack.close()
 
     @property
     def seconds(self) -> float:
-        """Wall time since the start."""
-        return time.monotonic() - self._began
+        """Wall time between entering and leaving, so far."""
+        if self._began is None:
+            return 0.0
+        return (self._ended or time.monotonic()) - self._began
 
     def committed(self, n: int) -> None:
         """Counts tokens of running sequences and shows the state of things."""

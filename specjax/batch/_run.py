@@ -100,13 +100,13 @@ def run_file(
             seconds=progress.seconds,
             stats=progress.stats,
         )
-    _say(
-        f"{progress.n_done} of {n_records} records in {output}, {progress.n_errors} of "
-        "them errors"
-        + (f", {n_resumed} done before" if n_resumed else "")
-        + " | "
-        + stats_text(summary.stats, summary.n_tokens, summary.seconds)
-    )
+    parts = [f"{progress.n_done} of {n_records} records in {output}"]
+    parts.append(f"{summary.n_errors} errors")
+    if n_resumed:
+        parts.append(f"{n_resumed} done before")
+    if summary.n_tokens:
+        parts.append(stats_text(summary.stats, summary.n_tokens, summary.seconds))
+    _say(" | ".join(parts))
     return summary
 
 
@@ -140,7 +140,8 @@ class _Runner:
                 n_stop_ids=max(_N_STOP_IDS, len(model.eos_ids)),
             )
         except jax.errors.JaxRuntimeError as error:
-            raise _out_of_memory(error, out) from error
+            _raise_out_of_memory(error, out)
+            raise
         except ValueError as error:
             raise UsageError(str(error)) from error
         self._most = _REQUESTS_PER_SLOT * settings.batch_size
@@ -156,7 +157,8 @@ class _Runner:
                     if event.completion is not None:
                         self._finish_turn(event.completion, progress)
         except jax.errors.JaxRuntimeError as error:
-            raise _out_of_memory(error, self._out) from error
+            _raise_out_of_memory(error, self._out)
+            raise
 
     def _fill(self, records: Iterator[Record | BadRecord], progress: Progress) -> bool:
         """Starts on records while there is room; returns whether work is left."""
@@ -257,15 +259,14 @@ def _tell_resumed(out: OutputFile, n_records: int) -> None:
         _say(f"going on: {len(out.done)} of {n_records} records are done")
 
 
-def _out_of_memory(error: Exception, out: OutputFile) -> Exception:
-    """Gives the remedy where one is known; other errors stay what they are."""
-    if "RESOURCE_EXHAUSTED" not in str(error):
-        return error
-    return RunError(
-        f"The device's memory is not enough ({str(error).splitlines()[0]}). Lower "
-        f"--batch_size or --capacity; {len(out.done)} records are kept. A lower "
-        "--batch_size may go on with the same --output."
-    )
+def _raise_out_of_memory(error: Exception, out: OutputFile) -> None:
+    """Raises a RunError with the remedy where the device's memory is full."""
+    if "RESOURCE_EXHAUSTED" in str(error):
+        raise RunError(
+            f"The device's memory is not enough ({str(error).splitlines()[0]}). Lower "
+            f"--batch_size or --capacity. The {len(out.done)} records in {out.path} "
+            "are kept, and a run with a lower --batch_size can go on from there."
+        ) from error
 
 
 def _say(text: str) -> None:

@@ -33,7 +33,7 @@ def run_prompt(
     Raises:
       UsageError: the model, the prompt or a setting is refused.
     """
-    out = sys.stdout if out is None else out
+    to: TextIO = sys.stdout if out is None else out
     notes = sys.stderr if notes is None else notes
     model = load_model(settings)
     began = time.perf_counter()
@@ -62,12 +62,12 @@ def run_prompt(
             break
         if first is None:
             first = time.perf_counter() - began
-        out.write(piece)
-        out.flush()
+        to.write(piece)
+        to.flush()
     seconds = time.perf_counter() - began
     if not completion.text.endswith("\n"):
-        out.write("\n")
-        out.flush()
+        to.write("\n")
+        to.flush()
     if completion.error is not None:
         print(f"error: {completion.error}", file=notes)
         return False

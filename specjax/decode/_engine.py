@@ -235,11 +235,19 @@ class Engine:
         self.check(request)
         self._queue.append(request)
 
-    def step(self) -> list[Event]:
-        """Fills free slots, runs some passes, and reports what came of them."""
+    def admit(self) -> None:
+        """Moves waiting requests into free slots and starts their prefill."""
         for row, slot in enumerate(self._slots):
             if slot is None and self._queue:
                 self._insert(row, self._queue.popleft())
+
+    def wait(self) -> None:
+        """Blocks until what was asked of the device so far is done."""
+        jax.block_until_ready(self._state)
+
+    def step(self) -> list[Event]:
+        """Fills free slots, runs some passes, and reports what came of them."""
+        self.admit()
         if not self.n_running:
             return []
         start = np.asarray([s.seen if s else 0 for s in self._slots], np.int32)

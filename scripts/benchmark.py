@@ -1,0 +1,143 @@
+"""Times plain and speculative decoding side by side, peers in the same run.
+
+For each workload class every prompt is decoded by every contender in turn, and this
+is repeated; the table has medians, and ratios are medians of pairs measured one after
+the other. Decoding is greedy, does not stop at end ids, and leaves prefill out.
+
+Peers are external programs that speak one JSON object a line (``specjax.bench.Peer``):
+``--peer=name='command'``, once for each.
+"""
+
+import json
+import statistics
+import sys
+
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+import specjax
+from specjax import bench
+from specjax.decode import fit_capacity, resolve
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("model", "smollm2-135m-instruct", "Model name, path or hub id.")
+flags.DEFINE_string("prompts", None, "JSONL file, grouped by category.")
+flags.DEFINE_integer("per_class", 4, "Prompts of each class.", lower_bound=1)
+flags.DEFINE_list("drafters", ["prompt_lookup"], "Drafters beside plain decoding.")
+flags.DEFINE_integer("gamma", 6, "Draft tokens a pass.")
+flags.DEFINE_integer("max_new_tokens", 128, "Tokens to generate.")
+flags.DEFINE_integer("rounds", 3, "Repetitions.", lower_bound=1)
+flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Parameter dtype.")
+flags.DEFINE_integer("capacity", None, "Tokens a slot holds; default: fitted.")
+flags.DEFINE_multi_string("peer", [], "name=command of a peer program.")
+flags.DEFINE_integer("peer_lookup", 6, "Draft tokens of the peers' prompt lookup.")
+flags.DEFINE_string("json", None, "Also write every measurement to this file.")
+
+Series = dict[tuple[str, str], list[bench.Measurement]]
+
+
+class _Contenders:
+    """Everything that decodes: ways of ours and peers, by name."""
+
+    def __init__(self, model: specjax.Model, prompts: list[tuple[int, ...]]) -> None:
+        self._peers = [bench.Peer(*text.split("=", 1)) for text in FLAGS.peer]
+        need = max(map(len, prompts)) + FLAGS.max_new_tokens + FLAGS.gamma + 1
+        capacity = FLAGS.capacity or fit_capacity(need, model.config.max_context)
+        self._engines = {}
+        for name in ["plain", *FLAGS.drafters]:
+            drafter, rule = resolve(name, FLAGS.gamma, "coupled")
+            self._engines[name] = specjax.Engine(
+                model, drafter=drafter, rule=rule, batch_size=1, capacity=capacity
+            )
+
+    def measure(self, ids: tuple[int, ...]) -> dict[str, bench.Measurement]:
+        """Times one prompt with every contender, one after the other."""
+        request = specjax.Request(
+            prompt_ids=ids, max_new_tokens=FLAGS.max_new_tokens, ignore_eos=True
+        )
+        results = {n: bench.measure(e, request) for n, e in self._engines.items()}
+        for peer in self._peers:
+            for label, lookup in (("plain", 0), ("lookup", FLAGS.peer_lookup)):
+                results[f"{peer.name} {label}"] = peer.measure(
+                    ids, FLAGS.max_new_tokens, lookup=lookup
+                )
+        return results
+
+    def close(self) -> None:
+        """Ends the peers."""
+        for peer in self._peers:
+            peer.close()
+
+
+def _run() -> Series:
+    model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
+    groups = bench.read_workloads(FLAGS.prompts) if FLAGS.prompts else bench.WORKLOADS
+    encoded = {
+        name: [specjax.encode_prompt(model, p) for p in prompts[: FLAGS.per_class]]
+        for name, prompts in groups.items()
+    }
+    contenders = _Contenders(
+        model, [ids for group in encoded.values() for ids in group]
+    )
+    series: Series = {}
+    try:
+        for name, group in encoded.items():
+            for ids in group:
+                contenders.measure(ids)  # compiles, warms
+                for _ in range(FLAGS.rounds):
+                    for contender, result in contenders.measure(ids).items():
+                        series.setdefault((name, contender), []).append(result)
+                print(".", end="", flush=True, file=sys.stderr)
+    finally:
+        contenders.close()
+    print(file=sys.stderr)
+    return series
+
+
+def _table(series: Series) -> Table:
+    table = Table(title=f"{FLAGS.model}, {FLAGS.dtype}, batch 1, greedy")
+    for column in (
+        "class",
+        "contender",
+        "tokens/s",
+        "ms/pass",
+        "tokens/pass",
+        "x plain",
+    ):
+        table.add_column(column, justify="right")
+    for (name, contender), runs in series.items():
+        plain = [m.tokens_per_s for m in series[name, "plain"]]
+        ratio = bench.median_ratio([m.tokens_per_s for m in runs], plain)
+        speed = statistics.median(m.tokens_per_s for m in runs)
+        per_pass, tau = "-", "-"
+        if all(m.passes for m in runs):  # peers do not count passes
+            median = statistics.median(m.decode_s / m.passes for m in runs)
+            total = sum(m.n_tokens for m in runs) / sum(m.passes for m in runs)
+            per_pass, tau = f"{1e3 * median:.2f}", f"{total:.2f}"
+        table.add_row(name, contender, f"{speed:.1f}", per_pass, tau, f"{ratio:.2f}")
+    return table
+
+
+def main(argv: list[str]) -> None:
+    """Measures and prints the table."""
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    logging.set_verbosity(logging.WARNING)
+    specjax.enable_compilation_cache()
+    try:
+        series = _run()
+    except (ValueError, OSError) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        sys.exit(2)
+    Console(width=100).print(_table(series))
+    if FLAGS.json:
+        with open(FLAGS.json, "w", encoding="utf-8") as file:
+            for (name, contender), runs in series.items():
+                for m in runs:
+                    record = {"class": name, "contender": contender} | vars(m)
+                    file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,171 @@
+"""Speculation on and off give the same text.
+
+With ``exact=True`` ids and log-probabilities agree in every bit; without, they may
+differ where floating point cannot tell two tokens apart.
+"""
+
+import dataclasses
+
+import pytest
+from decode_helpers import (
+    GAMMA,
+    MODEL,
+    PLAIN,
+    VOCAB,
+    assert_same,
+    margin,
+    mixed_requests,
+    run,
+    texts_of,
+)
+
+from specjax.decode import Origin
+from specjax.drafters import prompt_lookup
+from specjax.testing import planted, tiny_model
+from specjax.testing.planted import Planted
+
+BFLOAT16 = tiny_model(dtype="bfloat16")
+MODELS = {"float32": MODEL, "bfloat16": BFLOAT16}
+LOOKUP = Planted(prompt_lookup(GAMMA), None)
+
+# Two scores this close may swap when another program computes them: logits are of
+# size 1 to 4 and the tiny model's float32 sums are right to about 1e-6.
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """Plain decoding, exact, at width 5 in a batch of 3."""
+    known = {}
+
+    def get(dtype, rule):
+        if (dtype, rule) not in known:
+            requests = mixed_requests(sampled=rule == "coupled")
+            plain = run(requests, model=MODELS[dtype], rule=rule)
+            known[dtype, rule] = requests, plain
+        return known[dtype, rule]
+
+    return get
+
+
+def _planted(completions, gamma=GAMMA):
+    texts = texts_of(completions)
+    return {
+        "right": planted.right(gamma, VOCAB, texts),
+        "wrong": planted.wrong(gamma, VOCAB, texts),
+        "partly_right": planted.partly_right(gamma, VOCAB, texts),
+        "outside_vocabulary": planted.outside_vocabulary(gamma, VOCAB, texts),
+        "silent": planted.silent(gamma, VOCAB, texts),
+        "hashed": planted.hashed(gamma, VOCAB, texts),
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rule"),
+    [("float32", "coupled"), ("bfloat16", "coupled"), ("float32", "greedy")],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["right", "wrong", "partly_right", "outside_vocabulary", "silent", "hashed"],
+)
+def test_exact_identity_for_planted_drafters(truth, dtype, rule, name):
+    requests, plain = truth(dtype, rule)
+    draft = _planted(plain)[name]
+    got = run(requests, model=MODELS[dtype], draft=draft, rule=rule)
+    assert_same(got, plain)
+    stats = [c.stats for c in got]
+    if name == "right":
+        assert all(s.accepted == s.verified > 0 for s in stats)
+        assert all(s.passes < s.committed / 3 for s in stats)
+    elif name == "wrong":
+        assert all(s.accepted == 0 < s.verified for s in stats)
+    elif name == "silent":
+        assert all(s.verified == 0 for s in stats)
+    else:
+        assert any(0 < s.accepted for s in stats)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_identity_for_prompt_lookup(truth, dtype):
+    requests, plain = truth(dtype, "coupled")
+    got = run(requests, model=MODELS[dtype], draft=LOOKUP)
+    assert_same(got, plain)
+    assert sum(c.stats.accepted for c in got) > 20
+
+
+@pytest.mark.parametrize("gamma", [2, 7])
+def test_exact_identity_at_other_gammas_and_batches(truth, gamma):
+    """The width of the pass is another one, and the batch: still the same bits."""
+    requests, plain = truth("float32", "coupled")
+    draft = Planted(prompt_lookup(gamma), None)
+    assert_same(run(requests, draft=draft, width=gamma + 1, batch=1), plain)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_identity_of_plain_decoding_at_another_width_and_batch(truth, dtype):
+    requests, plain = truth(dtype, "coupled")
+    assert_same(run(requests, model=MODELS[dtype], width=1, batch=1), plain)
+
+
+def test_exact_identity_when_products_are_cut_into_pieces(truth):
+    """Eight slots of five rows are more than one piece of a product."""
+    requests, plain = truth("float32", "coupled")
+    draft = _planted(plain)["partly_right"]
+    assert_same(run(requests, draft=draft, batch=8), plain)
+
+
+def test_exact_identity_of_a_drafter_with_a_memory(truth):
+    """Its drafts are right only where prefill and commit told it the whole text."""
+    requests, plain = truth("float32", "coupled")
+    draft = planted.remembering(GAMMA, VOCAB, texts_of(plain))
+    got = run(requests, draft=draft)
+    assert_same(got, plain)
+    for request, completion in zip(requests, got, strict=True):
+        stats = completion.stats
+        assert stats.accepted == stats.verified
+        assert stats.passes == -(-request.max_new_tokens // (GAMMA + 1))
+
+
+def test_exact_identity_on_sliding_windows():
+    model = tiny_model(windows=(8, None))
+    requests = mixed_requests()
+    plain = run(requests, model=model)
+    full = run(requests)
+    assert any(a.ids != b.ids for a, b in zip(plain, full, strict=True))
+    draft = _planted(plain)["partly_right"]
+    assert_same(run(requests, model=model, draft=draft), plain)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "right", "partly_right", "hashed"])
+def test_without_exact_only_near_ties_may_differ(truth, name):
+    requests, plain = truth("float32", "coupled")
+    draft = LOOKUP if name == "prompt_lookup" else _planted(plain)[name]
+    off = run(requests, exact=False)
+    on = run(requests, draft=draft, exact=False)
+    for request, a, b, c in zip(requests, on, off, plain, strict=True):
+        for one, other in ((a, b), (b, c)):
+            differs = [i for i, (x, y) in enumerate(zip(one.ids, other.ids)) if x != y]
+            if differs:
+                assert margin(MODEL, request, other.ids, differs[0]) < NEAR_TIE
+    assert sum(c.stats.accepted for c in on) > 20
+
+
+def test_without_exact_greedy_and_coupled_agree_at_temperature_0():
+    requests = mixed_requests(sampled=False)
+    assert_same(
+        run(requests, draft=LOOKUP, rule="coupled"),
+        run(requests, draft=LOOKUP, rule="greedy"),
+    )
+
+
+def test_one_word_48_times():
+    """A report from elsewhere: 48 times one word, 32 new tokens, lookup on and off."""
+    ids = tuple(MODEL.tokenizer.encode("hello " * 48))[:190]
+    request = dataclasses.replace(
+        mixed_requests()[0], prompt_ids=ids, max_new_tokens=32, temperature=0.0
+    )
+    for model in (MODEL, BFLOAT16):
+        off = run([request], model=model, draft=PLAIN)
+        on = run([request], model=model, draft=LOOKUP)
+        assert_same(on, off)
+    assert Origin.ACCEPTED in on[0].origins
