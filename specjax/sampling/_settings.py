@@ -8,6 +8,9 @@ import numpy as np
 
 from specjax.typing import Array, Float, Int, UInt
 
+_LEAST_TEMPERATURE = 1e-4
+_MOST_TEMPERATURE = 1e4
+
 
 class Settings(NamedTuple):
     """How each batch row samples. All traced: changing them compiles nothing.
@@ -76,8 +79,15 @@ def check_sampling(
         raise ValueError(
             f"temperature={temperature} must be a finite number >= 0 (0 is greedy)."
         )
-    if isinstance(top_k, bool) or int(top_k) != top_k or top_k < 0:
-        raise ValueError(f"top_k={top_k} must be a whole number >= 0 (0 is off).")
+    if temperature > 0 and not _LEAST_TEMPERATURE <= temperature <= _MOST_TEMPERATURE:
+        raise ValueError(
+            f"temperature={temperature} must be 0 or in [{_LEAST_TEMPERATURE}, "
+            f"{_MOST_TEMPERATURE}]: beyond that, scaled logits leave float32's range."
+        )
+    if isinstance(top_k, bool) or int(top_k) != top_k or not 0 <= top_k < 2**31:
+        raise ValueError(
+            f"top_k={top_k} must be a whole number in [0, 2**31) (0 is off)."
+        )
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must be in (0, 1] (1 is off).")
     if not 0 <= min_p < 1:
