@@ -75,4 +75,4 @@ class Peer:
     def close(self) -> None:
         """Ends the program."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # also closes the pipes

@@ -200,7 +200,9 @@ def sample_rule(
         n_valid=jnp.full((n_samples,), gamma, jnp.int32),
     )
     scores = jnp.asarray(_target_scores(table, tokens), jnp.float32)
-    verdict = jax.jit(rule.verify)(proposal, scores, noise if gumbel is None else gumbel)
+    verdict = jax.jit(rule.verify)(
+        proposal, scores, noise if gumbel is None else gumbel
+    )
     n_accepted = np.asarray(verdict.n_accepted)
     at = np.arange(gamma + 1)[None, :]
     out = np.where(at < n_accepted[:, None], np.pad(tokens, ((0, 0), (0, 1))), 0)

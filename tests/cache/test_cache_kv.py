@@ -175,9 +175,7 @@ def test_rollback_is_doing_nothing(window):
                 where = jnp.asarray([lengths[r] + t], jnp.int32)
                 layer = put(layer, keys[at], values[at], where, jnp.int32(r))
         lengths += kept
-        plain = plain.replace(
-            layers=(layer,), length=jnp.asarray(lengths, jnp.int32)
-        )
+        plain = plain.replace(layers=(layer,), length=jnp.asarray(lengths, jnp.int32))
         np.testing.assert_array_equal(speculative.length, plain.length)
         # The next pass's rows see the same past in both.
         keys, values = _rows(200 + step, batch, 4)

@@ -228,7 +228,9 @@ def _token_rule(
         p = jax.nn.softmax(scores, axis=-1)
         n_drafts, batch = proposal.tokens.shape[1], jnp.arange(scores.shape[0])
         q = jnp.exp(proposal.logprobs)
-        of = lambda law: jnp.take_along_axis(law, proposal.tokens[..., None], -1)[..., 0]
+        of = lambda law: jnp.take_along_axis(law, proposal.tokens[..., None], -1)[
+            ..., 0
+        ]
         p_token, q_token = of(p[:, :n_drafts]), of(q)
         q_token = jnp.ones_like(q_token) if point else q_token
         accept = passes(noise.accept, p_token, q_token)
@@ -437,7 +439,9 @@ def verify_proposal(tokens, logprobs=None, n_valid=None):
 def _uniform(accept, draw):
     from specjax.sampling import UniformNoise
 
-    return UniformNoise(jnp.asarray(accept, jnp.float32), jnp.asarray(draw, jnp.float32))
+    return UniformNoise(
+        jnp.asarray(accept, jnp.float32), jnp.asarray(draw, jnp.float32)
+    )
 
 
 def test_oracle_says_what_it_cannot_do():

@@ -1,9 +1,11 @@
 """Cached attention as a loop over key blocks, for any XLA backend."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.ops.platform import is_row_invariant
 from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
@@ -15,9 +17,8 @@ KV_BLOCK = 256
 # wiped to exactly zero when the row's first visible key rescales the sums.
 _MASKED = -1e30
 
-_INVARIANT_ROWS = 2
 
-
+@functools.partial(jax.jit, static_argnames=("scale", "window", "least_rows"))
 def blocked_attention(
     q: Float[Array, "R T H M"],
     keys: Float[Array, "B K S M"],
@@ -27,8 +28,13 @@ def blocked_attention(
     scale: float,
     window: int | None,
     row: Int[Array, ""] | None,
+    least_rows: int,
 ) -> Float[Array, "R T H M"]:
-    """Online-softmax attention; see ``cached_attention`` for the arguments.
+    """Online-softmax attention; see ``cached_attention`` for most arguments.
+
+    Jitted, so that it is traced once a shape and not once a layer. ``least_rows`` pads
+    the query rows of a key/value head to that many: few rows take another path through
+    the backend's products, which rounds differently.
 
     The trip count follows the longest addressed row, so a pass over short rows
     in a large cache costs what it costs in a small one. A trip in which a row
@@ -38,9 +44,9 @@ def blocked_attention(
     n_rows, n_asked, n_heads, width = q.shape
     n_kv = keys.shape[1]
     group = n_heads // n_kv
-    if is_row_invariant():
-        # A one-row product takes another path.
-        short = max(0, -(-_INVARIANT_ROWS // group) - n_asked)
+    short = max(0, -(-least_rows // group) - n_asked)
+    if short:
+        # The barrier keeps the compiler from trimming the padding off again.
         q = lax.optimization_barrier(jnp.pad(q, ((0, 0), (0, short), (0, 0), (0, 0))))
     n_new = q.shape[1]
     rows = n_new * group

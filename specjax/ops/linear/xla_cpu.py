@@ -9,6 +9,7 @@ which it does not allow in stand-alone fusions. Several sums side by side keep
 several vector accumulators in flight.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -18,6 +19,7 @@ from specjax.typing import Array, Float
 _LANES = 4
 
 
+@jax.jit  # traced once a shape, not once a layer
 def gemv_rows_bf16(
     x: Float[Array, " I"], kernel: Float[Array, "O I"]
 ) -> Float[Array, " O"]:

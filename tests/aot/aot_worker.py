@@ -1,0 +1,90 @@
+"""Compiles a target's cases in a process of its own; prints reports as JSON lines."""
+
+import argparse
+import json
+import pathlib
+import traceback
+
+from specjax import drafters, verify
+from specjax.decode._compiled import Plan
+from specjax.models import DecoderConfig, RopeConfig, decoder_target
+from specjax.sharding import DEFAULT_RULES
+from specjax.testing import aot
+
+LLAMA = dict(
+    vocab_size=128256,
+    width=4096,
+    n_heads=32,
+    n_kv_heads=8,
+    head_width=128,
+    ff_width=14336,
+    rope=RopeConfig(theta=500000.0),
+    max_context=8192,
+)
+SMOLLM2 = dict(
+    vocab_size=49152,
+    width=576,
+    n_layers=30,
+    n_heads=9,
+    n_kv_heads=3,
+    head_width=64,
+    ff_width=1536,
+    rope=RopeConfig(theta=100000.0),
+    max_context=8192,
+    tied_head=True,
+)
+# Nine query heads are no multiple of two or four devices: attention stays whole.
+WHOLE_HEADS = {**DEFAULT_RULES, "heads": None}
+MODELS = {
+    "llama": (DecoderConfig(n_layers=4, dtype="bfloat16", **LLAMA), DEFAULT_RULES),
+    "llama32": (DecoderConfig(n_layers=32, dtype="bfloat16", **LLAMA), DEFAULT_RULES),
+    "smollm2": (DecoderConfig(dtype="bfloat16", **SMOLLM2), WHOLE_HEADS),
+}
+
+
+def report(target, case, text_dir=None):
+    """Compiles ``model/rule`` or ``model/rule/exact``."""
+    model, rule, *options = case.split("/")
+    config, rules = MODELS[model]
+    exact = "exact" in options
+    plan = Plan(
+        target=decoder_target(config),
+        drafter=drafters.prompt_lookup(6),
+        rule=verify.by_name(rule),
+        batch=4,
+        capacity=1008,
+        widths=(7,) if exact else (1, 7),
+        exact=exact,
+    )
+    # Prefill knows neither rule nor width: the first case of a model shows it.
+    return aot.compile_decode(
+        plan,
+        aot.devices(target),
+        config=config,
+        rules=rules,
+        prefill_size=256 if rule == "greedy" else None,
+        text_dir=text_dir,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("cases", nargs="+")
+    parser.add_argument("--text", type=pathlib.Path)
+    args = parser.parse_args()
+    for case in args.cases:
+        text_dir = None
+        if args.text is not None:
+            text_dir = args.text / args.target / case
+            text_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            reports = [r._asdict() for r in report(args.target, case, text_dir)]
+            line = {"case": case, "reports": reports}
+        except Exception:
+            line = {"case": case, "error": traceback.format_exc()}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
