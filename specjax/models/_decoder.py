@@ -14,7 +14,7 @@ from specjax import cache as kv
 from specjax.models._config import DecoderConfig
 from specjax.models._rope import rope_tables, rotate
 from specjax.ops.attention import cached_attention
-from specjax.ops.linear import KernelLayout, linear
+from specjax.ops.linear import KernelLayout, linear, linear_group
 from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
@@ -60,8 +60,19 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
         """Projects rows; the result is float32."""
-        y = linear(x, self.kernel[...], layout=self.layout)
-        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+        return project(x, self)[0]
+
+
+def project(
+    x: Float[Array, "*rows I"], *dense: Dense
+) -> tuple[Float[Array, "*rows O"], ...]:
+    """Applies several projections to the same rows, as one group of products."""
+    kernels = tuple(d.kernel[...] for d in dense)
+    products = linear_group(x, kernels, layout=dense[0].layout)
+    return tuple(
+        y if d.bias is None else y + d.bias[...].astype(jnp.float32)
+        for y, d in zip(products, dense, strict=True)
+    )
 
 
 class Norm(nnx.Module):
@@ -109,9 +120,10 @@ class Attention(nnx.Module):
         """Writes the rows' keys and values, then attends over the cache."""
         config = self.config
         lead, head = x.shape[:-1], config.head_width
-        q = self.q(x).reshape(*lead, config.n_heads, head)
-        k = self.k(x).reshape(*lead, config.n_kv_heads, head)
-        v = self.v(x).reshape(*lead, config.n_kv_heads, head)
+        q, k, v = project(x, self.q, self.k, self.v)
+        q = q.reshape(*lead, config.n_heads, head)
+        k = k.reshape(*lead, config.n_kv_heads, head)
+        v = v.reshape(*lead, config.n_kv_heads, head)
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -140,7 +152,8 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         """Applies the network to each row."""
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        gate, up = project(x, self.gate, self.up)
+        return self.down(jax.nn.silu(gate) * up)
 
 
 class Block(nnx.Module):

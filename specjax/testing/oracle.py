@@ -253,7 +253,7 @@ def _forced_uniforms(
     below_one = np.nextafter(dtype.type(1), dtype.type(0))
     half = np.full(len(passed), 0.5, dtype)
 
-    verdict = run(UniformNoise(np.where(passed, 0, below_one).astype(dtype), half))
+    verdict = run(_uniform(np.where(passed, 0, below_one).astype(dtype), half))
     info = verdict.info
     chance = np.asarray(info.get("test_prob", info["accept_prob"]))
     weights = np.asarray(info["next_weights"])
@@ -273,7 +273,7 @@ def _forced_uniforms(
     near = np.where(passed, chance * (1 - _NEAR), chance * (1 + _NEAR) + 1e-9)
     near = np.minimum(near, below_one).astype(dtype)
     clear = live & np.all(passed | (chance <= 1 - 1e-6), -1)
-    other = np.asarray(run(UniformNoise(near, half)).n_accepted)
+    other = np.asarray(run(_uniform(near, half)).n_accepted)
     if np.any((other != n_accepted) & clear):
         raise ValueError(f"{rule.name!r} decides otherwise than it reports.")
     _check_draws(rule, run, passed, next_law, clear, below_one)
@@ -284,6 +284,10 @@ def _forced_uniforms(
         next_law,
         precision,
     )
+
+
+def _uniform(accept: np.ndarray, draw: np.ndarray) -> UniformNoise:
+    return UniformNoise(jnp.asarray(accept), jnp.asarray(draw))
 
 
 def _check_draws(
@@ -299,7 +303,7 @@ def _check_draws(
     seen = np.zeros_like(next_law)
     for k in range(_N_DRAWS):
         u = np.full(len(passed), (k + 0.5) / _N_DRAWS, below_one.dtype)
-        token = np.asarray(run(UniformNoise(accept, u)).next_token)
+        token = np.asarray(run(_uniform(accept, u)).next_token)
         seen[np.arange(len(token)), token] += 1 / _N_DRAWS
     # An interval of width w holds wK midpoints of a grid of K, one more or one fewer.
     far = np.abs(seen - next_law).max(-1) > 1 / _N_DRAWS + 1e-5
@@ -320,7 +324,7 @@ def _forced_choices(
         weight *= laws[:, i, choices[:, i]]
     noise = _FORCE * np.eye(vocab, dtype=dtype)[choices]
     run = _runner(rule, table, drafts, dtype, len(choices))
-    verdict = run(np.tile(noise, (n_drafts, 1, 1)))
+    verdict = run(jnp.asarray(np.tile(noise, (n_drafts, 1, 1))))
     return _Outcomes(
         np.repeat(np.arange(n_drafts), len(choices)),
         weight.reshape(-1),
@@ -357,7 +361,7 @@ def _runner(
     )
     scores = again(_target_scores(table, drafts.tokens).astype(dtype))
     verify = jax.jit(rule.verify)
-    return lambda noise: verify(proposal, scores, jax.tree.map(jnp.asarray, noise))
+    return lambda noise: verify(proposal, scores, noise)
 
 
 def _checked_count(

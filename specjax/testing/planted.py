@@ -106,9 +106,7 @@ def outside_vocabulary(
     return _planted("outside", gamma, vocab_size, texts)
 
 
-def silent(
-    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()
-) -> Planted:
+def silent(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> Planted:
     """Plants a drafter of ``n_valid`` 0 whose tokens, which must not count, are right.
 
     Args:
@@ -122,9 +120,7 @@ def silent(
     return _planted("silent", gamma, vocab_size, texts)
 
 
-def hashed(
-    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()
-) -> Planted:
+def hashed(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> Planted:
     """Plants a drafter of random length and tokens, from a hash of the history.
 
     Where the text is known, about three of four tokens are the right ones.
@@ -172,9 +168,7 @@ def sampled(gamma: int, logprobs: Float[Array, "V V"]) -> Planted:
     return Planted(_sampled(gamma, table.shape[0]), {"table": table})
 
 
-def remembering(
-    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]
-) -> Planted:
+def remembering(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Planted:
     """Plants a drafter that is right as long as its own memory of the text is.
 
     It never looks at the history but at the pending token: it remembers what
@@ -231,7 +225,9 @@ def _by_params(gamma: int, vocab_size: int) -> Drafter:
     def propose(
         params: Params, state: tuple[()], context: DraftContext
     ) -> tuple[Proposal, tuple[()]]:
-        known, n_known = _follow(params["texts"], context.history, context.length, gamma)
+        known, n_known = _follow(
+            params["texts"], context.history, context.length, gamma
+        )
         bits = _hash(context)
         position = jnp.arange(gamma)[None, :]
         one_off = (known + 1) % vocab_size
@@ -247,9 +243,7 @@ def _by_params(gamma: int, vocab_size: int) -> Drafter:
             "wrong": (one_off, n_known),
             "partly": (jnp.where(position < k, known, one_off), n_known),
             "outside": (
-                jnp.where(
-                    position < jnp.minimum(k, n_known[:, None]), known, foreign
-                ),
+                jnp.where(position < jnp.minimum(k, n_known[:, None]), known, foreign),
                 everything,
             ),
             "silent": (known, jnp.zeros_like(n_known)),
@@ -393,7 +387,9 @@ def _hash(context: DraftContext) -> Array:
     """Hashes each row's text up to its length. uint32 [B]"""
     index = jnp.arange(context.history.shape[1], dtype=jnp.uint32)[None, :]
     inside = jnp.arange(context.history.shape[1])[None, :] < context.length[:, None]
-    mixed = _scramble(context.history.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + index)
+    mixed = _scramble(
+        context.history.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + index
+    )
     total = jnp.sum(jnp.where(inside, mixed, jnp.uint32(0)), axis=1, dtype=jnp.uint32)
     return _scramble(total)
 

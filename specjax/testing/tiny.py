@@ -11,7 +11,11 @@ from specjax.text._directory import Roles
 from specjax.weights import Model
 
 # Readable bytes first, so that a small vocabulary is readable text.
-_BYTES = (*range(32, 127), 10, *(b for b in range(256) if b != 10 and not 32 <= b < 127))
+_BYTES = (
+    *range(32, 127),
+    10,
+    *(b for b in range(256) if b != 10 and not 32 <= b < 127),
+)
 
 
 def tiny_tokenizer(vocab_size: int = 256, eos_ids: Sequence[int] = ()) -> Tokenizer:

@@ -18,7 +18,7 @@ from specjax.testing.planted import Planted
 VOCAB, GAMMA, NEW = 6, 3, 4
 TEMPERATURE, TOP_P = 0.8, 0.9
 PROMPT = (0, 1, 2, 3, 4, 5, 1, 2, 0, 1)
-BATCH, CALLS = 32, 500
+BATCH, CALLS = 16, 600
 MODEL = tiny_model(3, vocab_size=VOCAB)
 
 _TABLE = np.random.default_rng(2).normal(size=(VOCAB, VOCAB)) * 1.5

@@ -41,16 +41,17 @@ def compilations():
 
 def _generate(prompts, **settings):
     """``generate`` at the sizes that other tests compile."""
-    fixed = dict(gamma=GAMMA, exact=True, batch_size=3)
+    fixed = dict(gamma=GAMMA, exact=True, batch_size=3, capacity=CAPACITY)
+    fixed["max_new_tokens"] = 40
     return specjax.generate(MODEL, prompts, **(fixed | settings))
 
 
 def test_no_prompt_length_or_setting_compiles():
     rng = np.random.default_rng(0)
     prompt = lambda n: rng.integers(0, VOCAB, n).tolist()
-    # Every prefill size, both branches of the rule, a stop string, a refill.
+    # Both prefill sizes, both branches of the rule, a stop string, a refill.
     _generate([prompt(120), prompt(1), prompt(2), prompt(3)], temperature=[0, 1, 0, 1])
-    _generate(prompt(9), stop=[MODEL.tokenizer.decode(_generate(prompt(9))[0].ids)[3:5]])
+    _generate([1, 2], stop=[_generate([1, 2]).texts[0][3:5]])
     with compilations() as found:
         for n in range(2, 121, 3):
             for temperature, extra in ((0.0, {}), (0.9, {"top_p": 0.9, "top_k": n})):

@@ -5,8 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.ops.linear import linear, linear_reference, preferred_layout
-from specjax.ops.linear.xla_cpu import gemv_rows_bf16
+from specjax.ops.linear import (
+    linear,
+    linear_group,
+    linear_reference,
+    preferred_layout,
+)
 from specjax.ops.platform import (
     compiler_options,
     current_platform,
@@ -86,15 +90,36 @@ def test_leading_shape_is_kept(layout, shape):
 def test_one_row_in_bfloat16(n_out):
     # Two lanes of four sums and a tail: sizes around multiples of 8.
     x, kernel = _case(1, 100, n_out, "out_in", jnp.bfloat16)
-    out = np.asarray(jax.jit(gemv_rows_bf16)(x[0], kernel))
-    exact = _exact(x, kernel, "out_in")
-    assert out.shape == (n_out,)
-    np.testing.assert_allclose(out[None], exact, atol=_atol(100))
-    if n_out > 1:
-        _assert_close_with_teeth(out[None], exact, _atol(100))
     with target_platform("cpu"):
-        api = jax.jit(lambda x, k: linear(x, k, layout="out_in"))(x, kernel)
-    np.testing.assert_array_equal(api[0], out)
+        product = jax.jit(lambda x, k: linear(x, k, layout="out_in"))
+        out = np.asarray(product(x, kernel))
+        jaxpr = str(jax.make_jaxpr(product)(x, kernel))
+    exact = _exact(x, kernel, "out_in")
+    # The path that is meant: a loop of sums, no dot.
+    assert "dot_general" not in jaxpr
+    assert out.shape == (1, n_out) and out.dtype == np.float32
+    np.testing.assert_allclose(out, exact, atol=_atol(100))
+    if n_out > 1:
+        _assert_close_with_teeth(out, exact, _atol(100))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_is_each_product(layout, dtype):
+    for n_rows in (1, 4):
+        cases = [_case(n_rows, 100, n, layout, dtype) for n in (24, 7, 13, 64)]
+        x, kernels = cases[0][0], tuple(kernel for _, kernel in cases)
+        for invariant in (False, True):
+            with row_invariant(invariant):
+                group = linear_group(x, kernels, layout=layout)
+                alone = [linear(x, kernel, layout=layout) for kernel in kernels]
+            assert len(group) == 4
+            for together, single, kernel in zip(group, alone, kernels, strict=True):
+                np.testing.assert_allclose(
+                    together, _exact(x, kernel, layout), atol=_atol(100)
+                )
+                if invariant:
+                    np.testing.assert_array_equal(together, single)
 
 
 def test_activations_are_rounded_to_the_kernels_dtype():

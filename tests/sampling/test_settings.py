@@ -17,6 +17,9 @@ GOOD = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
         ("temperature", -0.1),
         ("temperature", INF),
         ("temperature", -INF),
+        # Beyond what scaled float32 logits can carry.
+        ("temperature", 1e-37),
+        ("temperature", 1e39),
         ("top_k", -1),
         ("top_k", 1.5),
         ("top_k", True),

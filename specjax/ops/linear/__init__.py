@@ -1,6 +1,12 @@
 """Matrix product of a few activation rows with a large weight."""
 
-from specjax.ops.linear.api import KernelLayout, linear, preferred_layout
+from specjax.ops.linear.api import KernelLayout, linear, linear_group, preferred_layout
 from specjax.ops.linear.reference import linear_reference
 
-__all__ = ["KernelLayout", "linear", "linear_reference", "preferred_layout"]
+__all__ = [
+    "KernelLayout",
+    "linear",
+    "linear_group",
+    "linear_reference",
+    "preferred_layout",
+]

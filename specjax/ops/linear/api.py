@@ -33,26 +33,51 @@ def linear(
     Raises:
       ValueError: the widths do not agree, or the layout is not known.
     """
+    return linear_group(x, (kernel,), layout=layout)[0]
+
+
+def linear_group(
+    x: Float[Array, "*rows I"],
+    kernels: tuple[Float[Array, "A C"], ...],
+    *,
+    layout: KernelLayout = "in_out",
+) -> tuple[Float[Array, "*rows O"], ...]:
+    """Multiplies the same activation rows by several kernels.
+
+    Args:
+      x: activations of any leading shape.
+      kernels: as in ``linear``; their output widths may differ.
+      layout: how all of them are stored.
+
+    Returns:
+      The products, float32.
+
+    Raises:
+      ValueError: the widths do not agree, or the layout is not known.
+    """
     if layout not in ("in_out", "out_in"):
         raise ValueError(f"{layout=} is not known; use 'in_out' or 'out_in'.")
-    inner = kernel.shape[0 if layout == "in_out" else 1]
-    if x.shape[-1] != inner:
-        raise ValueError(
-            f"x has width {x.shape[-1]}, the kernel {kernel.shape} ({layout}) takes "
-            f"{inner}."
-        )
+    for kernel in kernels:
+        inner = kernel.shape[0 if layout == "in_out" else 1]
+        if x.shape[-1] != inner:
+            raise ValueError(
+                f"x has width {x.shape[-1]}, the kernel {kernel.shape} ({layout}) "
+                f"takes {inner}."
+            )
     rows = x.size // x.shape[-1]
+    flat = x.reshape(rows, x.shape[-1])
     if is_row_invariant():
-        flat = linear_row_invariant(x.reshape(rows, inner), kernel, layout=layout)
-        return flat.reshape(*x.shape[:-1], -1)
-    if (
+        products = tuple(linear_row_invariant(flat, k, layout=layout) for k in kernels)
+    elif (
         current_platform() == "cpu"
-        and kernel.dtype == jnp.bfloat16
-        and layout == "out_in"
         and rows == 1
+        and layout == "out_in"
+        and all(k.dtype == jnp.bfloat16 for k in kernels)
     ):
-        return gemv_rows_bf16(x.reshape(-1), kernel).reshape(*x.shape[:-1], -1)
-    return linear_reference(x, kernel, layout=layout)
+        products = gemv_rows_bf16(flat[0], kernels)
+    else:
+        products = tuple(linear_reference(flat, k, layout=layout) for k in kernels)
+    return tuple(y.reshape(*x.shape[:-1], -1) for y in products)
 
 
 def preferred_layout(dtype: jnp.dtype, platform: str | None = None) -> KernelLayout:

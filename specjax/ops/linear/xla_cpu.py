@@ -18,54 +18,65 @@ from specjax.typing import Array, Float
 # Independent sums a loop trip computes side by side.
 _LANES = 4
 
+# A loop of one trip would be unrolled into plain fusions.
+_TRIPS = 2
 
-@jax.jit  # traced once a shape, not once a layer
+
+@jax.jit  # traced once a set of shapes, not once a layer
 def gemv_rows_bf16(
-    x: Float[Array, " I"], kernel: Float[Array, "O I"]
-) -> Float[Array, " O"]:
-    """Multiplies one row by an ``[out, in]`` bfloat16 kernel.
+    x: Float[Array, " I"], kernels: tuple[Float[Array, "O I"], ...]
+) -> tuple[Float[Array, " O"], ...]:
+    """Multiplies one row by some ``[out, in]`` bfloat16 kernels.
 
     Args:
       x: one activation row; rounded to bfloat16 as the dot would.
-      kernel: bfloat16 weights.
+      kernels: bfloat16 weights, which share one loop.
 
     Returns:
-      float32 products.
+      float32 products, one a kernel.
     """
-    n_out, n_in = kernel.shape
     # The barrier keeps the row's producer out of the loop below, where it would
     # be computed again for every output.
-    x = lax.optimization_barrier(x.astype(kernel.dtype).astype(jnp.float32))
-    step = 2 * _LANES
-    main = n_out - n_out % step
-    parts = []
-    if main:
-        parts.append(_blocked(x, lax.slice_in_dim(kernel, 0, main)))
-    if main < n_out:
-        tail = lax.slice_in_dim(kernel, main, n_out).astype(jnp.float32)
-        parts.append(jnp.sum(tail * x[None, :], axis=1))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    x = lax.optimization_barrier(x.astype(jnp.bfloat16).astype(jnp.float32))
+    step = _TRIPS * _LANES
+    mains = tuple(
+        lax.slice_in_dim(kernel, 0, kernel.shape[0] - kernel.shape[0] % step)
+        for kernel in kernels
+    )
+    parts = _blocked(x, mains)
+    outputs = []
+    for kernel, main, part in zip(kernels, mains, parts, strict=True):
+        if main.shape[0] < kernel.shape[0]:
+            tail = kernel[main.shape[0] :].astype(jnp.float32)
+            part = jnp.concatenate([part, jnp.sum(tail * x[None, :], axis=1)])
+        outputs.append(part)
+    return tuple(outputs)
 
 
-def _blocked(x: Array, kernel: Array) -> Array:
-    n_out, n_in = kernel.shape
-    # Two trips: a loop of one trip would be unrolled into a plain fusion.
-    block = n_out // 2
-    lane = block // _LANES
+def _blocked(x: Array, kernels: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Runs the loop; every kernel's rows are a multiple of trips times lanes."""
 
-    def body(i: Array, y: Array) -> Array:
+    def product(i: Array, kernel: Array, y: Array) -> Array:
+        n_out, n_in = kernel.shape
+        block = n_out // _TRIPS
+        lane = block // _LANES
+        if not lane:
+            return y
         rows = lax.dynamic_slice(kernel, (i * block, 0), (block, n_in))
         products = tuple(
             rows[k * lane : (k + 1) * lane].astype(jnp.float32) * x[None, :]
             for k in range(_LANES)
         )
-        zero = (jnp.float32(0.0),) * _LANES
         sums = lax.reduce(
             products,
-            zero,
+            (jnp.float32(0.0),) * _LANES,
             lambda a, b: tuple(p + q for p, q in zip(a, b, strict=True)),
             (1,),
         )
         return lax.dynamic_update_slice(y, jnp.concatenate(sums), (i * block,))
 
-    return lax.fori_loop(0, 2, body, jnp.zeros((n_out,), jnp.float32))
+    def body(i: Array, ys: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(product(i, k, y) for k, y in zip(kernels, ys, strict=True))
+
+    start = tuple(jnp.zeros((k.shape[0],), jnp.float32) for k in kernels)
+    return lax.fori_loop(0, _TRIPS, body, start)
