@@ -4,6 +4,9 @@ For each workload class every prompt is decoded by every contender in turn, and 
 is repeated; the table has medians, and ratios are medians of pairs measured one after
 the other. Decoding is greedy, does not stop at end ids, and leaves prefill out.
 
+``--engine`` times passes instead: what the loop, the rule and the drafter add to the
+bare forwards, what a large cache costs, and the first token against a bare prefill.
+
 Peers are external programs that speak one JSON object a line (``specjax.bench.Peer``):
 ``--peer=name='command'``, once for each.
 """
@@ -32,6 +35,7 @@ flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Parameter dtype.
 flags.DEFINE_integer("capacity", None, "Tokens a slot holds; default: fitted.")
 flags.DEFINE_multi_string("peer", [], "name=command of a peer program.")
 flags.DEFINE_integer("peer_lookup", 6, "Draft tokens of the peers' prompt lookup.")
+flags.DEFINE_bool("engine", False, "Time passes instead of texts.")
 flags.DEFINE_string("json", None, "Also write every measurement to this file.")
 
 Series = dict[tuple[str, str], list[bench.Measurement]]
@@ -119,6 +123,41 @@ def _table(series: Series) -> Table:
     return table
 
 
+def _engine_table() -> Table:
+    """Times passes at 200 tokens, each group against its first case."""
+    model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
+    capacity = FLAGS.capacity or fit_capacity(512, model.config.max_context)
+    passes = bench.overhead_cases(
+        model, gamma=FLAGS.gamma, capacity=capacity, length=200
+    )
+    wide = next(i for i, c in enumerate(passes) if c.name.startswith("bare") and i)
+    sizes = (fit_capacity(240, 240), fit_capacity(8176, model.config.max_context))
+    groups = [
+        passes[:wide],
+        passes[wide:],
+        bench.capacity_cases(model, gamma=FLAGS.gamma, capacities=sizes, length=200),
+        [
+            bench.bare_prefill(model, length=200, capacity=capacity),
+            bench.first_token_case(model, length=200, capacity=capacity),
+        ],
+    ]
+    table = Table(
+        title=f"{FLAGS.model}, {FLAGS.dtype}, batch 1, 200 tokens in the cache"
+    )
+    for column in ("what", "ms", "x first"):
+        table.add_column(column, justify="right")
+    for group in groups:
+        seconds = bench.interleave(group, n=24, rounds=FLAGS.rounds)
+        first = seconds[group[0].name]
+        for name, values in seconds.items():
+            ratio = bench.median_ratio(values, first)
+            table.add_row(
+                name, f"{1e3 * statistics.median(values):.2f}", f"{ratio:.3f}"
+            )
+        table.add_section()
+    return table
+
+
 def main(argv: list[str]) -> None:
     """Measures and prints the table."""
     if len(argv) > 1:
@@ -126,6 +165,9 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     specjax.enable_compilation_cache()
     try:
+        if FLAGS.engine:
+            Console(width=100).print(_engine_table())
+            return
         series = _run()
     except (ValueError, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 
 import jax
+import pytest
 
 
 def pytest_configure(config):
@@ -20,6 +21,7 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
     """Hands the folder to a worker of pytest-xdist."""
     node.workerinput["jax_cache"] = node.config.jax_cache

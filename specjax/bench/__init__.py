@@ -1,19 +1,37 @@
 """Measuring: whether text changed, and how fast it came."""
 
 from specjax.bench._equivalence import Comparison, Difference, compare, score_margin
+from specjax.bench._micro import (
+    Case,
+    bare_pass,
+    bare_prefill,
+    capacity_cases,
+    engine_pass,
+    first_token_case,
+    interleave,
+    overhead_cases,
+)
 from specjax.bench._peer import Peer
 from specjax.bench._speed import Measurement, measure, median_ratio
 from specjax.bench._workloads import WORKLOADS, read_workloads
 
 __all__ = [
     "WORKLOADS",
+    "Case",
     "Comparison",
     "Difference",
     "Measurement",
     "Peer",
+    "bare_pass",
+    "bare_prefill",
+    "capacity_cases",
     "compare",
+    "engine_pass",
+    "first_token_case",
+    "interleave",
     "measure",
     "median_ratio",
+    "overhead_cases",
     "read_workloads",
     "score_margin",
 ]

@@ -96,7 +96,8 @@ class Programs:
       prefill: (target_params, draft_params, state, row, n_real, size=) -> state.
       insert: (state, row, tokens, length, limit, stop_ids, settings) -> state.
       release: (state, row) -> state.
-      run: (target_params, draft_params, state, start) -> (state, Snapshot).
+      run: (target_params, draft_params, state, start, n) -> (state, Snapshot); makes
+        n passes, at most ``n_passes``.
     """
 
     def __init__(self, plan: Plan, n_passes: int) -> None:
@@ -190,13 +191,15 @@ class Programs:
         draft_params: Params | None,
         state: DecodeState,
         start: Int[Array, " B"],
+        n: Int[Array, ""],
     ) -> tuple[DecodeState, Snapshot]:
-        """Runs passes until ``n_passes`` are made or no slot runs."""
+        """Runs passes until n are made, ``n_passes`` at most, or no slot runs."""
         plan = self.plan
+        n = jnp.minimum(n, self.n_passes)
 
         def more(carry: tuple[Array, DecodeState]) -> Array:
             i, state = carry
-            return (i < self.n_passes) & jnp.any(state.status == Status.RUNNING)
+            return (i < n) & jnp.any(state.status == Status.RUNNING)
 
         def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
             i, state = carry

@@ -251,8 +251,11 @@ class Engine:
         if not self.n_running:
             return []
         start = np.asarray([s.seen if s else 0 for s in self._slots], np.int32)
+        # A new row's first token is not kept waiting for a whole call.
+        fresh = any(s is not None and not s.ids for s in self._slots)
+        n = np.int32(1 if fresh else self._programs.n_passes)
         self._state, snapshot = self._programs.run(
-            self._model.params, self._draft_params, self._state, start
+            self._model.params, self._draft_params, self._state, start, n
         )
         snapshot = jax.device_get(snapshot)
         events = []

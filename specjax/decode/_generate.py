@@ -194,7 +194,7 @@ def generate(
         rule=rule,
         exact=exact,
         width=width,
-        batch_size=batch_size or min(n, 8),
+        batch_size=min(n, 8) if batch_size is None else batch_size,
         capacity=capacity,
         draft_params=draft_params,
     )
@@ -316,7 +316,7 @@ def _engine(
 ) -> Engine:
     """Makes an engine whose slots hold the longest of some requests."""
     drafter, rule = resolve(drafter, gamma, rule)
-    full = width or drafter.spec.gamma + 1
+    full = drafter.spec.gamma + 1 if width is None else width
     if capacity is None:
         need = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + full
         capacity = fit_capacity(need, model.target.spec.max_context)

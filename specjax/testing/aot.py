@@ -279,9 +279,10 @@ class Report(NamedTuple):
         and values of full slots once. Rows looked up in an embedding count as none.
       flops: by the backend's own count, a loop's body once; None where it has none.
       accessed_bytes: likewise.
-      collectives: kind -> how many.
-      copies: (dtype, shape) -> whole copies of a parameter matrix or of a layer's
-        keys or values that the program makes, per call or per pass.
+      collectives: kind -> those of the whole program.
+      block_collectives: kind -> those inside the decoder's blocks.
+      copies: ``dtype[shape] operation`` -> arrays of the size of a parameter matrix
+        or of a layer's keys or values that are made anew, per call or per pass.
       n_aliased: leaves of the results that take an argument's place.
       n_state: leaves of the state.
       moved: leaves of the state that come out sharded otherwise than they went in;
@@ -301,6 +302,7 @@ class Report(NamedTuple):
     flops: float | None
     accessed_bytes: float | None
     collectives: dict[str, Collective]
+    block_collectives: dict[str, Collective]
     copies: dict[str, int]
     n_aliased: int
     n_state: int
@@ -347,17 +349,18 @@ def compile_decode(
         made = Programs(plan, n_passes)
         state = _abstract_state(made, mesh, rules)
         start = _place(state.length, NamedSharding(mesh, _WHOLE))
-        calls = {"run": (made.run, (params, None, state, start), {})}
+        lowers = {"run": lambda: made.run.lower(params, None, state, start, scalar)}
         if prefill_size is not None:
-            args = (params, None, state, scalar, scalar)
-            calls["prefill"] = (made.prefill, args, {"size": prefill_size})
+            lowers["prefill"] = lambda: made.prefill.lower(
+                params, None, state, scalar, scalar, size=prefill_size
+            )
         reports = []
-        for name, (program, args, static) in calls.items():
+        for name, lower in lowers.items():
             begun = time.monotonic()
-            compiled = program.lower(*args, **static).compile()
+            compiled = lower().compile()
             seconds = time.monotonic() - begun
             if text_dir is not None:
-                (text_dir / f"{name}.txt").write_text(compiled.as_text())
+                (text_dir / f"{name}.txt").write_text(compiled.as_text() or "")
             reports.append(_report(name, seconds, compiled, params, state))
     return reports
 
@@ -414,6 +417,7 @@ def _report(
         flops=cost.get("flops"),
         accessed_bytes=cost.get("bytes accessed"),
         collectives=collectives(text),
+        block_collectives=collectives(text, scope="/block_"),
         copies=whole_copies(text, [_local(x) for x in matrices + layers]),
         n_aliased=len(re.findall(r"(?:may|must)-alias", text.split("\n", 1)[0])),
         n_state=len(jax.tree.leaves(state)),
@@ -459,37 +463,49 @@ _COLLECTIVES = (
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?)\s([a-z][\w\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_NAME = re.compile(r'op_name="([^"]*)"')
 _FUSED = re.compile(r"kind=k\w+.*?calls=%?([\w.\-]+)")
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str, list[tuple[str, tuple]]]]:
-    """Yields (computation, operation, result's (dtype, shape)s) of HLO text."""
+class _Instruction(NamedTuple):
+    """A line of HLO text."""
+
+    computation: str
+    operation: str
+    results: list[tuple[str, tuple[int, ...]]]
+    line: str
+
+
+def _instructions(text: str) -> Iterator[_Instruction]:
+    """Yields the instructions of HLO text."""
     computation = ""
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
             computation = match[1]
         elif match := _INSTRUCTION.match(line):
-            shapes = [
+            results = [
                 (dtype, tuple(int(n) for n in dims.split(",") if n))
                 for dtype, dims in _SHAPE.findall(match[1])
             ]
-            yield computation, match[2], shapes
+            yield _Instruction(computation, match[2], results, line)
 
 
-def collectives(text: str) -> dict[str, Collective]:
+def collectives(text: str, scope: str = "") -> dict[str, Collective]:
     """Counts the collectives of a program.
 
     Args:
       text: of a compiled program. What stands in a loop counts once.
+      scope: count those whose operation's name, the path of named scopes, has this.
 
     Returns:
       Kind -> how many and how large; kinds that do not occur are left out.
     """
     found: dict[str, list[int]] = collections.defaultdict(list)
-    for _, operation, shapes in _instructions(text):
+    for _, operation, results, line in _instructions(text):
         kind = operation.removesuffix("-start")
-        if kind in _COLLECTIVES:
-            sizes = [_ITEM_BYTES.get(d, 4) * math.prod(dims) for d, dims in shapes]
+        name = _NAME.search(line)
+        if kind in _COLLECTIVES and (not scope or (name and scope in name[1])):
+            sizes = [_ITEM_BYTES.get(d, 4) * math.prod(dims) for d, dims in results]
             # An asynchronous one returns its operand and its result.
             found[kind].append(max(sizes) if kind != operation else sum(sizes))
     return {k: Collective(len(v), sum(v), max(v)) for k, v in sorted(found.items())}
@@ -512,9 +528,11 @@ def whole_copies(text: str, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]
     wanted = {tuple(sorted(n for n in shape if n > 1)) for shape in shapes}
     inside = set(_FUSED.findall(text))
     passed = {"parameter", "get-tuple-element", "tuple", "while", "conditional"}
-    moving = {"copy", "copy-start", "transpose", "convert"}
+    # Asynchronous copies bring an array into fast memory, where it is used once.
+    passed |= {"copy-start", "copy-done"}
+    moving = {"copy", "transpose", "convert"}
     found: collections.Counter[str] = collections.Counter()
-    for computation, operation, results in _instructions(text):
+    for computation, operation, results, _ in _instructions(text):
         if computation in inside or operation in passed:
             continue
         for dtype, dims in results:

@@ -291,26 +291,33 @@ def _sampled(gamma: int, vocab_size: int) -> Drafter:
     return _with_params(DrafterSpec(name="planted_sampled", gamma=gamma), propose)
 
 
+class _Memory(NamedTuple):
+    """What a remembering drafter was told: each row's text but the pending token."""
+
+    text: Int[Array, "B L"]
+    length: Int[Array, " B"]
+
+
 @functools.cache
 def _remembering(gamma: int) -> Drafter:
     check_gamma(gamma)
-    Memory = tuple[Int[Array, "B L"], Int[Array, " B"]]
 
-    def init(batch: int, capacity: int) -> Memory:
+    def init(batch: int, capacity: int) -> _Memory:
         # Room for the padding of a prefill chunk.
         size = capacity + 256
-        return jnp.zeros((batch, size), jnp.int32), jnp.zeros((batch,), jnp.int32)
+        zeros = functools.partial(jnp.zeros, dtype=jnp.int32)
+        return _Memory(zeros((batch, size)), zeros((batch,)))
 
-    def prefill(params, state, row, tokens, n_real, features) -> Memory:
+    def prefill(params, state, row, tokens, n_real, features) -> _Memory:
         text, length = state
         text = jax.lax.dynamic_update_slice(text, tokens, (row, length[row]))
-        return text, length.at[row].add(n_real)
+        return _Memory(text, length.at[row].add(n_real))
 
-    def reset_row(state: Memory, row: Array) -> Memory:
+    def reset_row(state: _Memory, row: Array) -> _Memory:
         text, length = state
-        return text.at[row].set(0), length.at[row].set(0)
+        return _Memory(text.at[row].set(0), length.at[row].set(0))
 
-    def propose(params, state, context: DraftContext) -> tuple[Proposal, Memory]:
+    def propose(params, state, context: DraftContext) -> tuple[Proposal, _Memory]:
         text, length = state
         at = jnp.maximum(context.length - 1, 0)[:, None]
         pending = jnp.take_along_axis(context.history, at, axis=1)[:, 0]
@@ -318,7 +325,7 @@ def _remembering(gamma: int) -> Drafter:
         tokens, n_valid = _follow(params["texts"], text, length + 1, gamma)
         return Proposal(tokens=tokens, logprobs=None, n_valid=n_valid), state
 
-    def commit(params, state, context: DraftContext) -> Memory:
+    def commit(params, state, context: DraftContext) -> _Memory:
         text, length = state
         # The pass's tokens but the pending one, which the next pass shows: n_new of
         # them, from the one that was pending when it began.
@@ -329,7 +336,7 @@ def _remembering(gamma: int) -> Drafter:
         at = jnp.where(fresh, length[:, None] + index - first, size)
         rows = jnp.arange(text.shape[0])[:, None]
         text = text.at[rows, at].set(context.history, mode="drop")
-        return text, length + context.n_new
+        return _Memory(text, length + context.n_new)
 
     spec = DrafterSpec(name="planted_remembering", gamma=gamma)
     return Drafter(spec, init, prefill, reset_row, propose, commit)
@@ -384,7 +391,7 @@ def _scramble(x: Array) -> Array:
 
 
 def _hash(context: DraftContext) -> Array:
-    """Hashes each row's text up to its length. uint32 [B]"""
+    """Hashes each row's text up to its length to uint32 [B]."""
     index = jnp.arange(context.history.shape[1], dtype=jnp.uint32)[None, :]
     inside = jnp.arange(context.history.shape[1])[None, :] < context.length[:, None]
     mixed = _scramble(

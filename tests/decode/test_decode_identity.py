@@ -24,9 +24,14 @@ from decode_helpers import (
 
 from specjax.decode import Origin
 from specjax.drafters import prompt_lookup
+from specjax.ops.attention import cached_attention
+from specjax.ops.platform import row_invariant
 from specjax.ops.vocab import log_normalizer
 from specjax.testing import planted, tiny_model
 from specjax.testing.planted import Planted
+
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_identity")
 
 BFLOAT16 = tiny_model(dtype="bfloat16")
 MODELS = {"float32": MODEL, "bfloat16": BFLOAT16}
@@ -112,10 +117,10 @@ def test_exact_identity_of_plain_decoding_at_another_width_and_batch(truth):
 
 
 def test_exact_identity_when_products_are_cut_into_pieces(truth):
-    """Eight slots of five rows are more than one piece of a product."""
+    """Four slots of nine rows are more than one piece of a product."""
     requests, plain = truth("float32", "coupled")
     draft = _planted(plain)["partly_right"]
-    for a, b in zip(run(requests, draft=draft, batch=8), plain, strict=True):
+    for a, b in zip(run(requests, draft=draft, width=9, batch=4), plain, strict=True):
         assert a.ids == b.ids
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6)
 
@@ -129,6 +134,19 @@ def test_a_log_probability_does_not_depend_on_the_number_of_rows(vocab):
     every = np.asarray(normalizer(scores))
     for n in (1, 3, 5, 15, 30):
         np.testing.assert_array_equal(normalizer(scores[:n]), every[:n])
+
+
+@pytest.mark.parametrize("rows", [9, 17, 33, 64])
+def test_attention_of_a_row_does_not_depend_on_the_number_of_rows(rows):
+    """In bits, as exact decoding needs for a large gamma; the tiny model's heads."""
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    keys, values, q = normal(1, 1, 256, 16), normal(1, 1, 256, 16), normal(1, 64, 2, 16)
+    length = jnp.full((1,), 100, jnp.int32)
+    attend = jax.jit(lambda q: cached_attention(q, keys, values, length, scale=0.25))
+    with row_invariant():
+        few, many = attend(q[:, :5]), attend(q[:, :rows])
+    np.testing.assert_array_equal(many[:, :5], few)
 
 
 def test_exact_identity_of_a_drafter_with_a_memory(truth):

@@ -1,6 +1,7 @@
 """The law of whole sequences out of the compiled loop, against the exact one."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -14,6 +15,9 @@ from specjax.decode import Engine, Plan, Request, programs
 from specjax.drafters import prompt_lookup
 from specjax.testing import planted, tiny_model
 from specjax.testing.planted import Planted
+
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_law")
 
 VOCAB, GAMMA, NEW = 6, 3, 4
 TEMPERATURE, TOP_P = 0.8, 0.9
@@ -42,20 +46,27 @@ def _warped(logits, temperature, top_p):
     return p
 
 
-def exact_law(temperature=TEMPERATURE, top_p=TOP_P):
-    """Probability of each sequence of NEW tokens, [V] * NEW."""
-    prefixes = np.array(list(itertools.product(range(VOCAB), repeat=NEW - 1)))
-    ids = np.concatenate([np.tile(PROMPT, (len(prefixes), 1)), prefixes], axis=1)
+_PREFIXES = np.array(list(itertools.product(range(VOCAB), repeat=NEW - 1)))
+
+
+@functools.cache
+def _logits():
+    """Raw logits of every position after every prefix, [prefixes, NEW, V]."""
+    ids = np.concatenate([np.tile(PROMPT, (len(_PREFIXES), 1)), _PREFIXES], axis=1)
     forward = jax.jit(
         lambda params, ids: MODEL.target.forward(
             params, ids[None], MODEL.target.init_cache(1, ids.shape[0])
         )[0][0, len(PROMPT) - 1 :]
     )
-    logits = np.stack([np.asarray(forward(MODEL.params, row)) for row in ids])
-    p = _warped(logits, temperature, top_p)  # [prefixes, NEW, V]
+    return np.stack([np.asarray(forward(MODEL.params, row)) for row in ids])
+
+
+def exact_law(temperature=TEMPERATURE, top_p=TOP_P):
+    """Probability of each sequence of NEW tokens, [V] * NEW."""
+    p = _warped(_logits(), temperature, top_p)
     law = p[:, NEW - 1]
     for position in range(NEW - 1):
-        law = law * p[np.arange(len(ids)), position, prefixes[:, position]][:, None]
+        law = law * p[np.arange(len(p)), position, _PREFIXES[:, position]][:, None]
     return law.reshape([VOCAB] * NEW)
 
 
@@ -101,7 +112,9 @@ def draw(draft, rule):
         assert np.all(snapshot.length == len(PROMPT) + NEW)
         tokens = np.asarray(snapshot.tokens)
         at = start - np.asarray(snapshot.start)
-        out.append(np.stack([row[i : i + NEW] for row, i in zip(tokens, at)]))
+        out.append(
+            np.stack([row[i : i + NEW] for row, i in zip(tokens, at, strict=True)])
+        )
         accepted += int(np.sum(snapshot.stats.accepted))
     assert accepted > BATCH * CALLS / 4
     return np.concatenate(out)
@@ -114,7 +127,10 @@ def _counts(draws, axes):
     return table
 
 
-_SUBSETS = [*itertools.combinations(range(NEW), 1), *itertools.combinations(range(NEW), 2)]
+_SUBSETS = [
+    *itertools.combinations(range(NEW), 1),
+    *itertools.combinations(range(NEW), 2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +152,9 @@ def test_the_law_of_sequences_is_the_targets(law, rule, name):
     # The test sees a law that is a little off: another temperature, another filter.
     for wrong in (exact_law(TEMPERATURE + 0.1), exact_law(TEMPERATURE, 1.0)):
         off = [
-            g_test(_counts(draws, axes), wrong.sum(axis=tuple(set(range(NEW)) - {*axes})))
+            g_test(
+                _counts(draws, axes), wrong.sum(axis=tuple(set(range(NEW)) - {*axes}))
+            )
             for axes in _SUBSETS
         ]
         assert min(off) < 1e-6

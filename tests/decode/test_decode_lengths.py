@@ -22,6 +22,9 @@ from specjax.drafters import prompt_lookup
 from specjax.testing import planted
 from specjax.testing.planted import Planted
 
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_lengths")
+
 LOOKUP = Planted(prompt_lookup(GAMMA), None)
 
 

@@ -18,6 +18,9 @@ from specjax.drafters import prompt_lookup
 from specjax.testing import planted
 from specjax.testing.planted import Planted
 
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_numerics")
+
 LOOKUP = Planted(prompt_lookup(GAMMA), None)
 AT = 45  # the position whose logits are NaN
 NAN_AT = dataclasses.replace(

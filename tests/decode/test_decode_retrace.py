@@ -15,6 +15,9 @@ from specjax.testing import tiny_model
 from specjax.testing.planted import Planted
 from specjax.verify import coupled
 
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_retrace")
+
 _COMPILED = []
 
 
@@ -71,7 +74,8 @@ def test_no_prompt_length_or_setting_compiles():
 
 def test_another_model_stop_ids_and_end_ids_compile_nothing():
     first, *rest = (
-        dataclasses.replace(tiny_model(seed), eos_ids=(seed,) * seed) for seed in range(3)
+        dataclasses.replace(tiny_model(seed), eos_ids=(seed,) * seed)
+        for seed in range(3)
     )
     specjax.generate(first, "warm", gamma=GAMMA, exact=True, batch_size=3)
     with compilations() as found:

@@ -20,6 +20,9 @@ from specjax.drafters import prompt_lookup
 from specjax.testing import planted, tiny_model
 from specjax.testing.planted import Planted
 
+# One worker: the tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("decode_rows")
+
 LOOKUP = Planted(prompt_lookup(GAMMA), None)
 
 

@@ -206,7 +206,10 @@ def test_a_row_that_is_used_again_starts_afresh(name):
     rows = Rows(name, [TEXTS[0][:50], TEXTS[1][:50], TEXTS[2][:50]])
     rows.propose()
     rows.commit([t[50:53] for t in TEXTS])
-    again, fresh = Rows(name, [t[:5] for t in TEXTS]), Rows(name, [t[:5] for t in TEXTS])
+    again, fresh = (
+        Rows(name, [t[:5] for t in TEXTS]),
+        Rows(name, [t[:5] for t in TEXTS]),
+    )
     state = rows.state
     for row, text in enumerate(again.texts):
         state = rows.drafter.reset_row(state, jnp.int32(row))

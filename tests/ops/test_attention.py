@@ -197,10 +197,10 @@ def _differing(heads, dtype, invariant, counts):
 @pytest.mark.parametrize(
     ("heads", "dtype", "counts"),
     [
-        ((4, 4), jnp.float32, (1, 2, 3, 5, 7, 20)),
-        ((6, 2), jnp.float32, (1, 2, 3, 4, 5, 6, 7, 9, 20)),
-        ((6, 2), jnp.bfloat16, (1, 2, 5, 20)),
-        ((3, 1), jnp.float32, (1, 2, 5, 20)),
+        ((4, 4), jnp.float32, (1, 2, 3, 20)),
+        ((6, 2), jnp.float32, (1, 2, 3, 5, 7, 20)),
+        ((6, 2), jnp.bfloat16, (1, 2, 20)),
+        ((3, 1), jnp.float32, (1, 2, 20)),
     ],
 )
 def test_rows_are_invariant(heads, dtype, counts):
@@ -210,7 +210,7 @@ def test_rows_are_invariant(heads, dtype, counts):
 @pytest.mark.parametrize("heads", HEADS[:2])
 def test_rows_of_wide_passes_are_invariant(heads):
     # Queries of a group are rows of one product: 21 rows of 3 heads make 63.
-    assert _differing(heads, jnp.float32, True, (21, 33, 40)) == []
+    assert _differing(heads, jnp.float32, True, (21, 40)) == []
 
 
 def test_without_the_context_rows_know_their_number():

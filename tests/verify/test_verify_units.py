@@ -124,13 +124,13 @@ def test_what_lies_beyond_n_valid_changes_nothing(run, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_are_independent(run, rule):
-    proposal, scores, noise = _case(rule, batch=7)
+    proposal, scores, noise = _case(rule)
     whole = run(rule, proposal, scores, noise)
-    for r in (0, 3, 6):
+    for r in (0, 5):
         alone = run(rule, *_rows((proposal, scores, noise), slice(r, r + 1)))
         assert alone.n_accepted[0] == whole.n_accepted[r]
         assert alone.next_token[0] == whole.next_token[r]
-    order = np.array([3, 0, 6, 6, 1])
+    order = np.array([3, 0, 5, 5, 1, 2])
     moved = run(rule, *_rows((proposal, scores, noise), order))
     np.testing.assert_array_equal(moved.n_accepted, whole.n_accepted[order])
     np.testing.assert_array_equal(moved.next_token, whole.next_token[order])
