@@ -84,13 +84,17 @@ def check_sampling(
             f"temperature={temperature} must be 0 or in [{_LEAST_TEMPERATURE}, "
             f"{_MOST_TEMPERATURE}]: beyond that, scaled logits leave float32's range."
         )
-    if isinstance(top_k, bool) or int(top_k) != top_k or not 0 <= top_k < 2**31:
-        raise ValueError(
-            f"top_k={top_k} must be a whole number in [0, 2**31) (0 is off)."
-        )
+    _check_whole("top_k", top_k, 2**31, "0 is off")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must be in (0, 1] (1 is off).")
     if not 0 <= min_p < 1:
         raise ValueError(f"min_p={min_p} must be in [0, 1) (0 is off).")
-    if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed} must be a whole number in [0, 2**32).")
+    _check_whole("seed", seed, 2**32, "it keys the random numbers")
+
+
+def _check_whole(name: str, value: float, end: int, note: str) -> None:
+    whole = not isinstance(value, bool) and math.isfinite(value) and value == int(value)
+    if not whole or not 0 <= value < end:
+        raise ValueError(
+            f"{name}={value} must be a whole number in [0, {end}) ({note})."
+        )

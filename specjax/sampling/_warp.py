@@ -65,6 +65,8 @@ def _filter(scores: Array, settings: Settings) -> Array:
     def nucleus(s: Array) -> Array:
         weights = jnp.exp(s - top)
         goal = per_row(settings.top_p) * jnp.sum(weights, axis=-1)
+        # A goal that underflows to 0 would be reached by no token at all.
+        goal = jnp.maximum(goal, jnp.finfo(jnp.float32).tiny)
         kept = (
             _keep_largest(s, weights, goal) | (per_row(settings.top_p) >= 1)[..., None]
         )
@@ -77,7 +79,9 @@ def _filter(scores: Array, settings: Settings) -> Array:
 
 def _ordered(scores: Float[Array, "*r"]) -> Int[Array, "*r"]:
     """Maps float32 to int32 so that the order is kept (-0 and +0 together)."""
-    bits = lax.bitcast_convert_type(scores + 0.0, jnp.int32)
+    # Adding 0.0 would do, but the compiler simplifies it away.
+    zeroed = jnp.where(scores == 0, 0.0, scores)
+    bits = lax.bitcast_convert_type(zeroed, jnp.int32)
     return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))
 
 

@@ -25,13 +25,14 @@ def _rejection(
             f"The draft's vocabulary has {proposal.logprobs.shape[-1]} entries, the "
             f"target's {vocab}; draft probabilities must be over the target's ids."
         )
-    p = jax.nn.softmax(target_scores.astype(jnp.float32), axis=-1)
+    dtype = jnp.promote_types(target_scores.dtype, jnp.float32)
+    p = jax.nn.softmax(target_scores.astype(dtype), axis=-1)
     tokens = proposal.tokens[..., None]
     p_token = jnp.take_along_axis(p[:, :n_drafts], tokens, axis=-1)[..., 0]
     if proposal.logprobs is None:
         q, q_token = None, jnp.ones_like(p_token)
     else:
-        q = jnp.exp(proposal.logprobs.astype(jnp.float32))
+        q = jnp.exp(proposal.logprobs.astype(dtype))
         q_token = jnp.take_along_axis(q, tokens, axis=-1)[..., 0]
     # Strict: a token of target probability 0 is never accepted, u = 0 included.
     accept = noise.accept[:, :n_drafts] * q_token < p_token

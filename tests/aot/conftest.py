@@ -1,9 +1,11 @@
 """The table of what the compiles told, at the end of the run."""
 
+import json
+
 
 def pytest_terminal_summary(terminalreporter):
     reports = terminalreporter.getreports("passed")
-    rows = [v for r in reports for k, v in r.user_properties if k == "aot"]
+    rows = [json.loads(v) for r in reports for k, v in r.user_properties if k == "aot"]
     if not rows:
         return
     terminalreporter.section("ahead-of-time compiles (MiB of one device)")

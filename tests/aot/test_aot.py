@@ -84,7 +84,7 @@ def test_compiles_and_fits(target, case, record_property):
     names = ["run", "prefill"] if aot_worker.has_prefill(case) else ["run"]
     assert [r.program for r in reports] == names
     for r in reports:
-        record_property("aot", [target, case, r._asdict()])
+        record_property("aot", json.dumps([target, case, r._asdict()]))
         assert r.argument_bytes + r.temp_bytes < TARGETS[target].memory_bytes
 
 
@@ -115,18 +115,16 @@ def test_nothing_large_is_made_anew(target, case):
         assert r.temp_bytes - copies < 4 * largest[r.program] + 8 * MIB
 
 
-def _split(pairs):
-    """Marks what is known to go wrong."""
-    why = "XLA shards the draft positions of a wide pass; the library must say not to"
-    mark = pytest.mark.xfail(reason=why, strict=True)
-    return [
-        pytest.param(t, c, marks=mark if c == "llama/rejection" else ())
-        for t, c in pairs
-        if t not in ("h200:1", "gb10:1")
-    ]
+SPLIT = [(t, c) for t, c in PAIRS if t not in ("h200:1", "gb10:1")]
+_WHY = "XLA splits the positions of a wide pass; the library must say not to"
+_SPREADS = pytest.mark.xfail(reason=_WHY, strict=True)
+IN_BLOCKS = [
+    pytest.param(t, c, marks=_SPREADS if c == "llama/rejection" else ())
+    for t, c in SPLIT
+]
 
 
-@pytest.mark.parametrize(("target", "case"), _split(PAIRS))
+@pytest.mark.parametrize(("target", "case"), IN_BLOCKS)
 def test_two_sums_a_layer(target, case):
     """One all-reduce after attention, one after the feed-forward network."""
     model, _ = case.split("/")
@@ -143,7 +141,7 @@ def test_two_sums_a_layer(target, case):
         assert found.largest <= rows[r.program] * config.width * 4
 
 
-@pytest.mark.parametrize(("target", "case"), _split(PAIRS))
+@pytest.mark.parametrize(("target", "case"), SPLIT)
 def test_logits_stay_where_they_are(target, case):
     """Outside the blocks: an embedding look-up and reductions over the vocabulary."""
     model, rule = case.split("/")
@@ -154,8 +152,9 @@ def test_logits_stay_where_they_are(target, case):
             n = r.collectives["all-reduce"].n - r.block_collectives["all-reduce"].n
             # The look-up, and the maximum, its index and the sum of two widths.
             assert n == {"run": 2 * 4, "prefill": 1}[r.program]
+        # Marks of kept tokens are gathered where a filter breaks ties: a byte each.
         logits = BATCH * WIDTH * config.vocab_size * 4
-        assert all(c.largest < logits / 4 for c in r.collectives.values())
+        assert all(c.largest <= logits / 4 for c in r.collectives.values())
 
 
 @pytest.mark.parametrize("target", ["h200:1", "gb10:1"])

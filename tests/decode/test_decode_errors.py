@@ -84,7 +84,7 @@ def test_top_k(bad):
 
 @pytest.mark.parametrize("bad", [-1, 2**32, 0.5, True, math.inf, math.nan])
 def test_seed(bad):
-    _refused(rf"seed={bad} must be a whole number in \[0, 2\*\*32\)", seed=bad)
+    _refused(rf"seed={bad} must be a whole number", seed=bad)
 
 
 @pytest.mark.parametrize("bad", [-1, 0, 2.5, True])

@@ -108,10 +108,10 @@ def draw(draft, rule):
     for call in range(CALLS):
         seeds = np.arange(BATCH, dtype=np.uint32) + np.uint32(1000 + BATCH * call)
         state = ready.replace(settings=ready.settings._replace(seed=seeds))
-        _, snapshot = run(MODEL.params, draft.params, state, start)
+        _, snapshot = run(MODEL.params, draft.params, state, start, np.int32(NEW))
         assert np.all(snapshot.length == len(PROMPT) + NEW)
-        tokens = np.asarray(snapshot.tokens)
-        at = start - np.asarray(snapshot.start)
+        snapshot = jax.device_get(snapshot)
+        tokens, at = snapshot.tokens, start - snapshot.start
         out.append(
             np.stack([row[i : i + NEW] for row, i in zip(tokens, at, strict=True)])
         )

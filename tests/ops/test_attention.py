@@ -40,11 +40,13 @@ def _attend(q, keys, values, length, *, window=None, row=None, invariant=False):
     return np.asarray(function(q, keys, values, length, jnp.int32(row)))
 
 
-def _case(batch, n_new, n_heads, n_kv, slots=KV_BLOCK, dtype=jnp.float32, seed=0):
+def _case(
+    batch, n_new, n_heads, n_kv, slots=KV_BLOCK, dtype=jnp.float32, seed=0, width=M
+):
     rng = np.random.default_rng([seed, batch, n_new, n_heads, n_kv])
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-    q = draw(batch, n_new, n_heads, M) * 3
-    keys, values = draw(batch, n_kv, slots, M), draw(batch, n_kv, slots, M)
+    q = draw(batch, n_new, n_heads, width) * 3
+    keys, values = draw(batch, n_kv, slots, width), draw(batch, n_kv, slots, width)
     return q.astype(dtype), keys.astype(dtype), values.astype(dtype)
 
 
@@ -177,9 +179,9 @@ def test_neighbours_change_no_bit(heads, window):
         assert alone.tobytes() == before[one].tobytes()
 
 
-def _differing(heads, dtype, invariant, counts):
+def _differing(heads, dtype, invariant, counts, width=M):
     """Returns the pass widths at which some row has other bits than in a pass of 8."""
-    q, keys, values = _case(1, 80, *heads, 2 * KV_BLOCK, dtype=dtype)
+    q, keys, values = _case(1, 80, *heads, 2 * KV_BLOCK, dtype=dtype, width=width)
     first = KV_BLOCK - 30
     run = lambda start, n: _attend(
         q[:, start : start + n], keys, values, [first + start], invariant=invariant
@@ -207,10 +209,14 @@ def test_rows_are_invariant(heads, dtype, counts):
     assert _differing(heads, dtype, True, counts) == []
 
 
-@pytest.mark.parametrize("heads", HEADS[:2])
-def test_rows_of_wide_passes_are_invariant(heads):
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_rows_of_wide_passes_are_invariant(width):
     # Queries of a group are rows of one product: 21 rows of 3 heads make 63.
-    assert _differing(heads, jnp.float32, True, (21, 40)) == []
+    assert _differing((6, 2), jnp.float32, True, (21, 40), width) == []
+
+
+def test_rows_of_narrow_heads_are_invariant():
+    assert _differing((4, 4), jnp.float32, True, (1, 2, 5, 10), 8) == []
 
 
 def test_without_the_context_rows_know_their_number():

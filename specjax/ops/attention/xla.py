@@ -18,7 +18,7 @@ KV_BLOCK = 256
 _MASKED = -1e30
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window", "least_rows"))
+@functools.partial(jax.jit, static_argnames=("scale", "window", "tile_rows"))
 def blocked_attention(
     q: Float[Array, "R T H M"],
     keys: Float[Array, "B K S M"],
@@ -28,13 +28,14 @@ def blocked_attention(
     scale: float,
     window: int | None,
     row: Int[Array, ""] | None,
-    least_rows: int,
+    tile_rows: int | None,
 ) -> Float[Array, "R T H M"]:
     """Online-softmax attention; see ``cached_attention`` for most arguments.
 
-    Jitted, so that it is traced once a shape and not once a layer. ``least_rows`` pads
-    the query rows of a key/value head to that many: few rows take another path through
-    the backend's products, which rounds differently.
+    Jitted, so that it is traced once a shape and not once a layer. With ``tile_rows``
+    the query rows of a key/value head are padded and cut into tiles of that many, and
+    each tile is a product of its own: whatever algorithm the backend picks for the
+    shape, and however that rounds, is then the same for every number of rows.
 
     The trip count follows the longest addressed row, so a pass over short rows
     in a large cache costs what it costs in a small one. A trip in which a row
@@ -44,10 +45,8 @@ def blocked_attention(
     n_rows, n_asked, n_heads, width = q.shape
     n_kv = keys.shape[1]
     group = n_heads // n_kv
-    short = max(0, -(-least_rows // group) - n_asked)
-    if short:
-        # The barrier keeps the compiler from trimming the padding off again.
-        q = lax.optimization_barrier(jnp.pad(q, ((0, 0), (0, short), (0, 0), (0, 0))))
+    tile = max(1, tile_rows // group) if tile_rows else n_asked
+    q = jnp.pad(q, ((0, 0), (0, -n_asked % tile), (0, 0), (0, 0)))
     n_new = q.shape[1]
     rows = n_new * group
     q = q.astype(jnp.float32).reshape(n_rows, n_new, n_kv, group, width)
@@ -60,13 +59,26 @@ def blocked_attention(
         start = (0 if row is None else row, 0, i * KV_BLOCK, 0)
         return lax.dynamic_slice(cache, start, size).astype(jnp.float32)
 
+    def product(rows: Array, block: Array, axis: int) -> Array:
+        """Multiplies rows [R, K, rows, X] by a block, contracting its axis."""
+        dims = (((3,), (axis,)), ((0, 1), (0, 1)))
+        if not tile_rows:
+            return lax.dot_general(rows, block, dims)
+        pieces = []
+        for at in range(0, rows.shape[2], tile * group):
+            piece = lax.slice_in_dim(rows, at, at + tile * group, axis=2)
+            # The barriers keep the compiler from trimming the padding or joining tiles.
+            piece = lax.dot_general(lax.optimization_barrier(piece), block, dims)
+            pieces.append(lax.optimization_barrier(piece))
+        return jnp.concatenate(pieces, axis=2)
+
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, peak, total, out = carry
         slot = i * KV_BLOCK + jnp.arange(KV_BLOCK)
         k, v = block(keys, i), block(values, i)
         # Slots beyond the row's end hold leftovers; zero times NaN is NaN.
         v = jnp.where((slot[None, :] < end[:, None])[:, None, :, None], v, 0.0)
-        scores = lax.dot_general(q, k, (((3,), (3,)), ((0, 1), (0, 1))))
+        scores = product(q, k, 3)
         seen = slot[None, None, :] <= position[:, :, None]
         if window is not None:
             seen &= slot[None, None, :] > position[:, :, None] - window
@@ -75,7 +87,7 @@ def blocked_attention(
         weights = jnp.exp(scores - new_peak[..., None])
         keep = jnp.exp(peak - new_peak)
         total = total * keep + row_sum(weights)[..., 0]
-        mixed = lax.dot_general(weights, v, (((3,), (2,)), ((0, 1), (0, 1))))
+        mixed = product(weights, v, 2)
         return i + 1, new_peak, total, out * keep[..., None] + mixed
 
     first = jnp.int32(0)
