@@ -154,5 +154,6 @@ def check_capacity(
         raise ValueError(
             f"The request needs {need} cache slots (prompt {prompt_length} + "
             f"max_new_tokens {max_new_tokens} + gamma {gamma} + 1) and a row holds "
-            f"{capacity}. Raise capacity, shorten the prompt or ask for fewer tokens."
+            f"{capacity}. Shorten the prompt, ask for fewer tokens, or raise capacity "
+            "where the model's context allows it."
         )

@@ -49,8 +49,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Checks that the widths hold the drafts."""
-        if list(self.widths) != sorted(set(self.widths)) or self.widths[0] < 1:
-            raise ValueError(f"widths={self.widths} must be ascending and positive.")
+        ascending = list(self.widths) == sorted(set(self.widths))
+        if not self.widths or not ascending or self.widths[0] < 1:
+            raise ValueError(
+                f"widths={self.widths} must be ascending, positive, and at least one."
+            )
         gamma = self.drafter.spec.gamma
         if self.widths[-1] < gamma + 1:
             raise ValueError(

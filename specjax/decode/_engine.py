@@ -18,8 +18,8 @@ from specjax.decode._compiled import Plan, Snapshot, prefill_chunks, programs
 from specjax.decode._results import Completion, FinishReason, Stats
 from specjax.decode._state import Status
 from specjax.drafters import Drafter
-from specjax.sampling import Settings, check_sampling
-from specjax.text import TextStream
+from specjax.sampling import Settings, check_sampling, check_whole
+from specjax.text import StopStringMatcher, TextStream
 from specjax.typing import Params
 from specjax.verify import VerifyRule
 
@@ -49,6 +49,7 @@ class Request:
       ignore_eos: do not stop at the model's own end ids.
 
     Raises:
+      TypeError: ``stop`` is one string, or holds something else than strings.
       ValueError: a value is out of range; the message names it.
     """
 
@@ -70,14 +71,10 @@ class Request:
             raise ValueError(
                 "The prompt is empty: it needs at least one token to go on from."
             )
-        if (
-            isinstance(self.max_new_tokens, bool)
-            or int(self.max_new_tokens) != self.max_new_tokens
-            or self.max_new_tokens < 1
-        ):
-            raise ValueError(
-                f"max_new_tokens={self.max_new_tokens} must be a whole number >= 1."
-            )
+        check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31, "at least one")
+        if isinstance(self.stop, str):
+            raise TypeError(f"stop={self.stop!r} must be a list of strings.")
+        StopStringMatcher(self.stop)
         check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 
 
@@ -200,8 +197,9 @@ class Engine:
 
         Raises:
           ValueError: it does not fit a slot, has ids outside the vocabulary, or
-            settings that the rule does not allow.
+            settings that the rule does not allow; or the model has no tokenizer.
         """
+        self._model.need_tokenizer()
         check_capacity(
             prompt_length=len(request.prompt_ids),
             max_new_tokens=request.max_new_tokens,

@@ -1,5 +1,6 @@
 """``generate`` and ``stream``: a few lines each on the engine."""
 
+import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +56,19 @@ def encode_prompt(
         raise ValueError("The prompt is empty: it needs at least one token or message.")
     if isinstance(prompt[0], Mapping):
         return _encode_messages(model, cast(Sequence[Mapping[str, str]], prompt))
-    return tuple(int(token) for token in cast(Sequence[int], prompt))
+    try:
+        return tuple(operator.index(token) for token in cast(Sequence[int], prompt))
+    except TypeError:
+        raise ValueError(
+            f"A prompt of ids must hold whole numbers; got {list(prompt)[:8]!r}."
+        ) from None
+
+
+def _stop_strings(stop: Sequence[str]) -> tuple[str, ...]:
+    """Keeps one string from being taken for its letters."""
+    if isinstance(stop, str):
+        raise TypeError(f"stop={stop!r} must be a list of strings: [{stop!r}].")
+    return tuple(stop)
 
 
 def _encode_messages(
@@ -180,7 +193,7 @@ def generate(
             prompt_ids=encode_prompt(model, prompt, chat=chat),
             id=i,
             max_new_tokens=max_new_tokens,
-            stop=tuple(stop),
+            stop=_stop_strings(stop),
             ignore_eos=ignore_eos,
             **{name: values[i] for name, values in rows.items()},
         )
@@ -270,7 +283,7 @@ def stream(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
-        stop=tuple(stop),
+        stop=_stop_strings(stop),
         ignore_eos=ignore_eos,
     )
     engine = _engine(

@@ -23,6 +23,7 @@ class Stats:
       committed: tokens appended, the rule's own ones included; a stop string found
         afterwards on the host trims the text, not this number.
       verified_at: drafts scored at each draft position 1..gamma.
+      reached_at: those of them whose predecessors were all kept.
       accepted_at: drafts kept at each draft position 1..gamma.
     """
 
@@ -32,6 +33,7 @@ class Stats:
     accepted: int
     committed: int
     verified_at: tuple[int, ...]
+    reached_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
 
     @property
@@ -55,12 +57,7 @@ class Stats:
         Of the drafts at position j whose predecessors were all accepted, the
         fraction that was accepted too; nan where there were none.
         """
-        reached = [self.verified_at[0] if self.verified_at else 0]
-        # A row that verified position j and accepted j - 1 reached j. Rows draft
-        # different lengths, so accepted_at[j - 1] may exceed what j verified.
-        for before, here in zip(self.accepted_at, self.verified_at[1:], strict=False):
-            reached.append(min(before, here))
-        pairs = zip(self.accepted_at, reached, strict=False)
+        pairs = zip(self.accepted_at, self.reached_at, strict=True)
         return tuple(a / r if r else float("nan") for a, r in pairs)
 
     @classmethod
@@ -77,6 +74,7 @@ class Stats:
             accepted=sum(p.accepted for p in parts),
             committed=sum(p.committed for p in parts),
             verified_at=at([p.verified_at for p in parts]),
+            reached_at=at([p.reached_at for p in parts]),
             accepted_at=at([p.accepted_at for p in parts]),
         )
 
@@ -86,6 +84,7 @@ class Stats:
         return cls(
             *(int(x[row]) for x in stats[:5]),
             verified_at=tuple(int(x) for x in stats.verified_at[row]),
+            reached_at=tuple(int(x) for x in stats.reached_at[row]),
             accepted_at=tuple(int(x) for x in stats.accepted_at[row]),
         )
 

@@ -42,6 +42,7 @@ class RowStats(NamedTuple):
       accepted: draft tokens the rule kept, before truncation by stop ids or limit.
       committed: tokens appended to the row's text.
       verified_at: drafts scored at each draft position, [B, G].
+      reached_at: those of them whose predecessors were all kept, [B, G].
       accepted_at: drafts kept at each draft position, [B, G].
     """
 
@@ -51,6 +52,7 @@ class RowStats(NamedTuple):
     accepted: Int[Array, " B"]
     committed: Int[Array, " B"]
     verified_at: Int[Array, "B G"]
+    reached_at: Int[Array, "B G"]
     accepted_at: Int[Array, "B G"]
 
 
@@ -115,6 +117,7 @@ def init_state(
         accepted=zeros(),
         committed=zeros(),
         verified_at=zeros(gamma),
+        reached_at=zeros(gamma),
         accepted_at=zeros(gamma),
     )
     return DecodeState(

@@ -311,12 +311,15 @@ def _count(
     verified = proposal.n_valid * running
     accepted = verdict.n_accepted * running
     position = jnp.arange(stats.verified_at.shape[1])[None, :]
+    scored, kept = position < verified[:, None], position < accepted[:, None]
+    reached = scored & (position <= accepted[:, None])
     return RowStats(
         passes=stats.passes + running,
         wide_passes=stats.wide_passes + (running if width > 1 else 0),
         verified=stats.verified + verified,
         accepted=stats.accepted + accepted,
         committed=stats.committed + n_committed,
-        verified_at=stats.verified_at + (position < verified[:, None]),
-        accepted_at=stats.accepted_at + (position < accepted[:, None]),
+        verified_at=stats.verified_at + scored.astype(jnp.int32),
+        reached_at=stats.reached_at + reached.astype(jnp.int32),
+        accepted_at=stats.accepted_at + kept.astype(jnp.int32),
     )

@@ -79,7 +79,7 @@ def _find(
             [jnp.full((k,), -1, history.dtype), lax.slice_in_dim(history, 0, size - k)]
         )
         run &= (shifted == wanted) & (end >= k) & (length - 1 - k >= 0)
-        matched += run
+        matched += run.astype(jnp.int32)
     matched = jnp.where(end < length - 1, matched, 0)
     # Longest first, then most recent, as one number: both are below 2**15 or so.
     best = jnp.argmax(jnp.where(matched > 0, matched * size + end, -1))

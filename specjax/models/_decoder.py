@@ -70,9 +70,14 @@ def project(
     kernels = tuple(d.kernel[...] for d in dense)
     products = linear_group(x, kernels, layout=dense[0].layout)
     return tuple(
-        y if d.bias is None else y + d.bias[...].astype(jnp.float32)
+        y if d.bias is None else y + _as_row(d.bias[...], y.ndim)
         for y, d in zip(products, dense, strict=True)
     )
+
+
+def _as_row(vector: Float[Array, " D"], ndim: int) -> Array:
+    """Gives a parameter vector the rank of the rows it applies to, in float32."""
+    return vector.astype(jnp.float32).reshape((1,) * (ndim - 1) + vector.shape)
 
 
 class Norm(nnx.Module):
@@ -86,7 +91,7 @@ class Norm(nnx.Module):
         """Normalises the last axis."""
         mean_square = row_sum(x * x) / x.shape[-1]
         x = x * jax.lax.rsqrt(mean_square + self.eps)
-        return x * self.scale[...].astype(jnp.float32)
+        return x * _as_row(self.scale[...], x.ndim)
 
 
 class Attention(nnx.Module):

@@ -35,6 +35,8 @@ def rope_tables(
     """
     positions = positions[..., None]
     inverse = _inverse_frequencies(config, head_width, positions)
+    # Written-out ranks: the frequencies may be one set for all or one a position.
+    inverse = inverse.reshape((1,) * (positions.ndim - inverse.ndim) + inverse.shape)
     angles = positions.astype(jnp.float32) * inverse
     factor = jnp.float32(attention_factor(config))
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
@@ -124,6 +126,7 @@ def _dynamic(
     length = jnp.maximum(positions + 1, config.original_context).astype(jnp.float32)
     growth = config.factor * length / config.original_context - (config.factor - 1)
     theta = config.theta * growth ** (head_width / (head_width - 2))
+    exponent = exponent.reshape((1,) * (positions.ndim - 1) + exponent.shape)
     return theta ** -jnp.asarray(exponent, jnp.float32)
 
 

@@ -84,17 +84,29 @@ def check_sampling(
             f"temperature={temperature} must be 0 or in [{_LEAST_TEMPERATURE}, "
             f"{_MOST_TEMPERATURE}]: beyond that, scaled logits leave float32's range."
         )
-    _check_whole("top_k", top_k, 2**31, "0 is off")
+    check_whole("top_k", top_k, 0, 2**31, "0 is off")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must be in (0, 1] (1 is off).")
     if not 0 <= min_p < 1:
         raise ValueError(f"min_p={min_p} must be in [0, 1) (0 is off).")
-    _check_whole("seed", seed, 2**32, "it keys the random numbers")
+    check_whole("seed", seed, 0, 2**32, "it keys the random numbers")
 
 
-def _check_whole(name: str, value: float, end: int, note: str) -> None:
+def check_whole(name: str, value: float, least: int, end: int, note: str) -> None:
+    """Checks a whole-number setting.
+
+    Args:
+      name: of the setting, for the message.
+      value: what was given.
+      least: smallest allowed value.
+      end: one more than the largest.
+      note: what the setting does, for the message.
+
+    Raises:
+      ValueError: the value is no whole number in [least, end).
+    """
     whole = not isinstance(value, bool) and math.isfinite(value) and value == int(value)
-    if not whole or not 0 <= value < end:
+    if not whole or not least <= value < end:
         raise ValueError(
-            f"{name}={value} must be a whole number in [0, {end}) ({note})."
+            f"{name}={value} must be a whole number in [{least}, {end}) ({note})."
         )

@@ -118,7 +118,7 @@ def _keep_largest(
     tie_weight = jnp.max(jnp.where(ties, weights, 0.0), axis=-1)
     n_ties = jnp.sum(ties, axis=-1)
     wanted = jnp.ceil(missing / jnp.where(tie_weight > 0, tie_weight, 1.0))
-    wanted = jnp.clip(wanted, 1, n_ties).astype(jnp.int32)
+    wanted = jnp.clip(wanted.astype(jnp.int32), 1, n_ties)
     ties = lax.cond(
         jnp.any(wanted < n_ties),
         lambda t: t & (jnp.cumsum(t, axis=-1) <= wanted[..., None]),

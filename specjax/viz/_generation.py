@@ -37,8 +37,9 @@ def summary_line(generation: "Generation") -> str:
       Tokens, seconds, tokens a second, tokens a pass and the accepted fraction.
     """
     n_tokens = sum(len(c.ids) for c in generation)
-    return f"{n_tokens} tokens in {generation.seconds:.2f} s" + (
-        f" ({n_tokens / generation.seconds:.1f} tokens/s) | "
+    speed = n_tokens / generation.seconds if generation.seconds else float("nan")
+    return (
+        f"{n_tokens} tokens in {generation.seconds:.2f} s ({speed:.1f} tokens/s) | "
         + _stats_text(generation.stats)
     )
 

@@ -45,9 +45,7 @@ def test_exact_mode_has_no_differences(model, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_difference_is_found_and_its_margin_is_that_of_the_choice(
-    model, temperature
-):
+def test_a_difference_is_found_and_its_margin_is_that_of_the_choice(model, temperature):
     requests = _requests(temperature, n=1)
     kwargs = dict(
         drafter=drafters.prompt_lookup(4),

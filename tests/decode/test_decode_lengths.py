@@ -69,7 +69,7 @@ def test_a_slot_that_is_just_large_enough():
         with pytest.raises(ValueError, match=f"needs {CAPACITY + 1} cache slots") as e:
             engine.submit(longer)
         assert f"holds {CAPACITY}" in str(e.value)
-        assert "Raise capacity" in str(e.value)
+        assert "raise capacity" in str(e.value)
     assert not engine.busy
 
 

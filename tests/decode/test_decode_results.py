@@ -116,22 +116,22 @@ def test_totals_are_sums(generation):
 
 
 def test_totals_over_different_gammas():
-    a = Stats(2, 2, 4, 3, 5, (2, 2), (2, 1))
-    b = Stats(3, 1, 1, 1, 4, (1,), (1,))
-    assert Stats.total([a, b]) == Stats(5, 3, 5, 4, 9, (3, 2), (3, 1))
+    a = Stats(2, 2, 4, 3, 5, (2, 2), (2, 2), (2, 1))
+    b = Stats(3, 1, 1, 1, 4, (1,), (1,), (1,))
+    assert Stats.total([a, b]) == Stats(5, 3, 5, 4, 9, (3, 2), (3, 2), (3, 1))
 
 
 def test_fractions_of_nothing_are_nan():
-    nothing = Stats(0, 0, 0, 0, 0, (), ())
+    nothing = Stats(0, 0, 0, 0, 0, (), (), ())
     assert math.isnan(nothing.tokens_per_pass) and math.isnan(nothing.accepted_fraction)
     assert nothing.acceptance_at == ()
-    idle = Stats(3, 0, 0, 0, 3, (0, 0), (0, 0))
+    idle = Stats(3, 0, 0, 0, 3, (0, 0), (0, 0), (0, 0))
     assert all(math.isnan(a) for a in idle.acceptance_at)
     assert idle.as_dict()["tokens_per_pass"] == 1.0
 
 
 def test_acceptance_at_when_every_pass_drafts_gamma():
-    stats = Stats(10, 10, 30, 13, 23, (10, 10, 10), (8, 4, 1))
+    stats = Stats(10, 10, 30, 13, 23, (10, 10, 10), (10, 8, 4), (8, 4, 1))
     assert stats.acceptance_at == (0.8, 0.5, 0.25)
 
 

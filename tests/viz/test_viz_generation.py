@@ -31,7 +31,7 @@ def _completion(pieces, origins, **changes):
         origins=tuple(int(o) for o in origins),
         finish_reason="length",
         error=None,
-        stats=Stats(4, 2, 3, 2, 6, (2, 1), (1, 1)),
+        stats=Stats(4, 2, 3, 2, 6, (2, 1), (2, 1), (1, 1)),
     )
     return Completion(**(facts | changes))
 
@@ -126,7 +126,7 @@ def test_the_summary_has_the_numbers(generation):
 
 
 def test_a_generation_without_drafts_or_time():
-    idle = _completion((), (), stats=Stats(0, 0, 0, 0, 0, (), ()))
+    idle = _completion((), (), stats=Stats(0, 0, 0, 0, 0, (), (), ()))
     generation = Generation((idle,), ((),), 0.0)
     for source in (repr(generation), generation._repr_html_()):
         assert "0 tokens" in source and "drafts accepted" not in source

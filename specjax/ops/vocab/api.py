@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
 
@@ -40,6 +41,19 @@ def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     scores = scores.astype(jnp.float32)
     top = jnp.max(scores, axis=-1, keepdims=True)
     shift = jnp.where(jnp.isfinite(top), top, 0.0)
-    # The barrier lets the sum go to the vectorised reduction kernel.
-    exps = lax.optimization_barrier(jnp.exp(scores - shift))
-    return jnp.log(jnp.sum(exps, axis=-1)) + shift[..., 0]
+    total = _sum(jnp.exp(scores - shift))
+    return jnp.log(total) + shift[..., 0]
+
+
+def _sum(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+    """Sums rows in an order that does not depend on their number.
+
+    Lanes are added as whole vectors, half onto half, and the last few pairwise.
+    """
+    lanes = 256
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % lanes)])
+    x = lax.optimization_barrier(x.reshape(*x.shape[:-1], lanes, -1))
+    while x.shape[-2] > 1:
+        half = x.shape[-2] // 2
+        x = x[..., :half, :] + x[..., half:, :]
+    return row_sum(x)[..., 0, 0]
