@@ -63,8 +63,17 @@ def _requests(model: specjax.Model, temperature: float) -> list[specjax.Request]
     ]
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"--temperatures: {text!r} is no number; give some, as in 0,0.7,1.0"
+        ) from None
+
+
 def _compare_all(console: Console) -> list[bench.Comparison]:
-    temperatures = [float(t) for t in FLAGS.temperatures]
+    temperatures = [_number(t) for t in FLAGS.temperatures]
     pairs = [resolve(name, FLAGS.gamma, FLAGS.rule) for name in FLAGS.drafters]
     model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
     results = []
