@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.ops.platform import current_platform
 from specjax.ops.rows import row_sum
 from specjax.typing import Array, Float, Int
 
@@ -46,10 +47,13 @@ def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
 
 
 def _sum(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    """Sums rows in an order that does not depend on their number.
+    """Sums rows, on CPUs in an order that does not depend on their number.
 
-    Lanes are added as whole vectors, half onto half, and the last few pairwise.
+    Lanes are added as whole vectors, half onto half, and the last few pairwise. Where
+    the vocabulary may be split over devices that would move half of it about.
     """
+    if current_platform() != "cpu":
+        return jnp.sum(x, axis=-1)
     lanes = 256
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % lanes)])
     x = lax.optimization_barrier(x.reshape(*x.shape[:-1], lanes, -1))
