@@ -1,4 +1,7 @@
-"""The compiled programs of decoding: the only room that calls ``jax.jit``."""
+"""The compiled programs of decoding: below the scripts, ``jax.jit`` is called here.
+
+Operations jit themselves only to be traced once a shape.
+"""
 
 import dataclasses
 import functools

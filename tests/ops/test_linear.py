@@ -221,10 +221,11 @@ def test_platform():
     assert current_platform() == jax.default_backend()
     with target_platform("tpu"):
         assert current_platform() == "tpu"
-        assert preferred_layout(jnp.bfloat16) == "in_out"
+        assert preferred_layout(jnp.bfloat16) == "out_in"
         assert compiler_options() is None
     assert preferred_layout(jnp.bfloat16, "cpu") == "out_in"
     assert preferred_layout(jnp.float32, "cpu") == "in_out"
+    assert preferred_layout(jnp.float32, "tpu") == "out_in"
     assert "xla_disable_hlo_passes" in compiler_options("cpu")
     with pytest.raises(ValueError, match="'npu'"), target_platform("npu"):
         pass
