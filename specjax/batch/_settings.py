@@ -1,22 +1,18 @@
 """The settings of a run, checked when they are made."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from specjax import drafters, verify
 from specjax.batch._errors import UsageError
+from specjax.sampling import check_sampling
 from specjax.text import check_settings
 
 #: Settings that a record of the prompt file may have of its own.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop")
 
 DTYPES = ("float32", "bfloat16")
-
-_MAX_INT32 = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,19 +127,16 @@ def check_sampling_settings(settings: Mapping[str, Any], where: str) -> dict[str
       ValueError: a setting is unknown, of a wrong type or out of range.
     """
     checked = check_settings(settings, where)
-    if checked.get("top_k", 0) > _MAX_INT32:
-        raise ValueError(
-            f"{where}: top_k must be at most {_MAX_INT32}, got {checked['top_k']} "
-            "(0 is off)."
+    try:
+        check_sampling(
+            checked.get("temperature", 0.0),
+            checked.get("top_k", 0),
+            checked.get("top_p", 1.0),
+            checked.get("min_p", 0.0),
+            checked.get("seed", 0),
         )
-    temperature = checked.get("temperature", 0.0)
-    with np.errstate(over="ignore", under="ignore"):
-        stored = float(np.float32(temperature))
-    if math.isinf(stored) or (stored == 0) != (temperature == 0):
-        raise ValueError(
-            f"{where}: temperature={temperature} is beyond what float32 holds; use 0 "
-            "for greedy decoding."
-        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     return checked
 
 
