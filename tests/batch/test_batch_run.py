@@ -141,8 +141,8 @@ def test_bad_records_and_the_run_goes_on(settings, write, read, tmp_path, capsys
         4: "blank",
         5: "needs 628 cache slots (prompt 600 + max_new_tokens 24 + a pass of 4)",
         6: "shorten the prompt or ask for fewer tokens",
-        7: "beyond what float32 holds",
-        8: "top_k must be at most",
+        7: "temperature=1e-60 must be 0 or in",
+        8: "top_k=1099511627776 must be a whole number in",
         9: "has 2 turns, which needs a chat template",
         11: "'good' was already used in line 10",
     }.items():
