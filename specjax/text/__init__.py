@@ -5,6 +5,7 @@ from specjax.text._detokenize import IncrementalDetokenizer
 from specjax.text._records import BadRecord, Record, read_records
 from specjax.text._settings import check_settings
 from specjax.text._stop import StopStringMatcher, TextStream
+from specjax.text._token_mask import TokenMask
 from specjax.text._tokenizer import Tokenizer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Record",
     "StopStringMatcher",
     "TextStream",
+    "TokenMask",
     "Tokenizer",
     "check_settings",
     "read_records",

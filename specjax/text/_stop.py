@@ -73,6 +73,23 @@ class StopStringMatcher:
         self._held += text
         return self._advance(final=False)
 
+    def skip(self, text: str) -> str:
+        """Takes a piece of text in which no stop string counts.
+
+        Args:
+          text: any piece; allowed only before the first ``push``.
+
+        Returns:
+          The text itself.
+
+        Raises:
+          ValueError: text was pushed, or the text was ended.
+        """
+        if self.finished or self._flushed or self._held:
+            raise ValueError("skip after push: only a text's beginning can be skipped")
+        self._n_shown += len(text)
+        return text
+
     def flush(self) -> str:
         """Ends the text.
 
@@ -125,6 +142,7 @@ class TextStream:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         *,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ):
         """Starts with an empty text.
@@ -132,6 +150,7 @@ class TextStream:
         Args:
           tokenizer: the tokenizer of the ids.
           stop: the stop strings; there may be none.
+          min_tokens: stop strings count from the text of the id after this many on.
           skip_special_tokens: leave special tokens out of the text.
 
         Raises:
@@ -141,6 +160,7 @@ class TextStream:
         """
         self._tokenizer = tokenizer
         self._matcher = StopStringMatcher(stop)
+        self._min_tokens = min_tokens
         self._stream = make_stream(tokenizer)
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._pieces: list[str] = []
@@ -180,7 +200,8 @@ class TextStream:
             for place, start in zip(self._places, self._starts, strict=False)
             if start is not None and start < self._matcher.n_chars
         ]
-        return kept[-1] + 1 if kept else 0
+        n_kept = kept[-1] + 1 if kept else 0
+        return max(n_kept, min(self._min_tokens, self._n_pushed))
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids.
@@ -213,7 +234,9 @@ class TextStream:
             self._starts += starts
             # One token at a time, so that a match is found at the same id however
             # the ids are cut into pushes.
-            pieces.append(self._matcher.push(text))
+            early = self._n_pushed <= self._min_tokens
+            take = self._matcher.skip if early else self._matcher.push
+            pieces.append(take(text))
             if self.finished:
                 break
         self._pieces += pieces
