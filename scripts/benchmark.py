@@ -36,6 +36,11 @@ flags.DEFINE_integer("capacity", None, "Tokens a slot holds; default: fitted.")
 flags.DEFINE_multi_string("peer", [], "name=command of a peer program.")
 flags.DEFINE_integer("peer_lookup", 6, "Draft tokens of the peers' prompt lookup.")
 flags.DEFINE_bool("engine", False, "Time passes instead of texts.")
+flags.DEFINE_bool(
+    "settings",
+    False,
+    "Time what rule, warp and request settings add to passes, instead of texts.",
+)
 flags.DEFINE_string("json", None, "Also write every measurement to this file.")
 
 Series = dict[tuple[str, str], list[bench.Measurement]]
@@ -123,16 +128,13 @@ def _table(series: Series) -> Table:
     return table
 
 
-def _engine_table() -> Table:
-    """Times passes at 200 tokens, each group against its first case."""
-    model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
-    capacity = FLAGS.capacity or fit_capacity(512, model.config.max_context)
+def _engine_groups(model: specjax.Model, capacity: int) -> list[list[bench.Case]]:
     passes = bench.overhead_cases(
         model, gamma=FLAGS.gamma, capacity=capacity, length=200
     )
     wide = next(i for i, c in enumerate(passes) if c.name.startswith("bare") and i)
     sizes = (fit_capacity(240, 240), fit_capacity(8176, model.config.max_context))
-    groups = [
+    return [
         passes[:wide],
         passes[wide:],
         bench.capacity_cases(model, gamma=FLAGS.gamma, capacities=sizes, length=200),
@@ -141,9 +143,24 @@ def _engine_table() -> Table:
             bench.first_token_case(model, length=200, capacity=capacity),
         ],
     ]
-    table = Table(
-        title=f"{FLAGS.model}, {FLAGS.dtype}, batch 1, 200 tokens in the cache"
-    )
+
+
+def _settings_groups(model: specjax.Model, capacity: int) -> list[list[bench.Case]]:
+    return [
+        bench.settings_cases(
+            model, gamma=FLAGS.gamma, capacity=capacity, length=200, batch=batch
+        )
+        for batch in (1, 8)
+    ]
+
+
+def _engine_table() -> Table:
+    """Times passes at 200 tokens, each group against its first case."""
+    model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
+    capacity = FLAGS.capacity or fit_capacity(240, model.config.max_context)
+    make = _settings_groups if FLAGS.settings else _engine_groups
+    groups = make(model, capacity)
+    table = Table(title=f"{FLAGS.model}, {FLAGS.dtype}, 200 tokens in the cache")
     for column in ("what", "ms", "x first"):
         table.add_column(column, justify="right")
     for group in groups:
@@ -165,7 +182,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     specjax.enable_compilation_cache()
     try:
-        if FLAGS.engine:
+        if FLAGS.engine or FLAGS.settings:
             Console(width=100).print(_engine_table())
             return
         series = _run()

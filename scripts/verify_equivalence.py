@@ -3,12 +3,16 @@
 Every prompt is generated with speculation off and on, at each temperature and for
 each drafter, and the ids are compared. In exact mode (the default) they must be
 identical; ``--noexact`` lets the width of a pass follow the draft, as fast decoding
-does, and reports how often a floating-point tie fell the other way.
+does, and reports how often a floating-point tie fell the other way. ``--settings``
+adds request settings to every prompt: penalties, bias (and bans), a least length,
+forced tokens, a constraint, by name or ``all`` at once.
 
 Exit status: 1 when ids differ in exact mode, 2 for wrong arguments, otherwise 0.
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags, logging
 from rich.console import Console
@@ -17,7 +21,7 @@ from rich.table import Table
 import specjax
 from specjax import bench
 from specjax.decode import resolve
-from specjax.text import Record, read_records
+from specjax.text import Record, TokenMask, read_records
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "smollm2-135m-instruct", "Model name, path or hub id.")
@@ -30,13 +34,61 @@ flags.DEFINE_enum("rule", "coupled", ["coupled", "greedy"], "Verify rule.")
 flags.DEFINE_integer("max_new_tokens", 64, "Tokens to generate for each prompt.")
 flags.DEFINE_float("top_p", 1.0, "Nucleus mass; 1 is off.")
 flags.DEFINE_integer("top_k", 0, "Most probable tokens kept; 0 is off.")
+flags.DEFINE_list(
+    "settings", [], "Request settings: penalties, bias, least, forced, constraint, all."
+)
 flags.DEFINE_integer("seed", 0, "Seed.")
 flags.DEFINE_integer("batch_size", 8, "Slots.")
 flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Parameter dtype.")
 flags.DEFINE_bool("exact", True, "Compare in exact mode.")
 
 
-def _requests(model: specjax.Model, temperature: float) -> list[specjax.Request]:
+# A list of short lines: long enough to bind, small enough for a table.
+_PATTERN = r"(- [A-Za-z ,']{3,40}\n){3,}"
+
+
+def _controls(model: specjax.Model) -> specjax.Controls:
+    """Makes the controls that --settings names."""
+    tokenizer = model.need_tokenizer()
+    id_of = lambda text: tokenizer.encode(text, add_special_tokens=False)[0]
+    known: dict[str, Callable[[], dict[str, Any]]] = {
+        "penalties": lambda: dict(
+            repetition_penalty=1.15, presence_penalty=0.3, frequency_penalty=0.2
+        ),
+        "bias": lambda: dict(
+            logit_bias={id_of(" the"): -2.0, id_of(" a"): 1.5, id_of("\n"): 1.0},
+            banned_ids=(id_of(" and"), id_of(",")),
+        ),
+        "least": lambda: dict(min_new_tokens=min(24, FLAGS.max_new_tokens)),
+        "forced": lambda: dict(
+            forced_ids={0: id_of("-"), FLAGS.max_new_tokens // 2: id_of("\n")}
+        ),
+        "constraint": lambda: dict(
+            token_mask=TokenMask.from_regex(
+                _PATTERN,
+                tokenizer,
+                model.eos_ids,
+                vocab_size=model.config.vocab_size,
+            )
+        ),
+    }
+    # A forced token inside a constraint would leave no token.
+    everything = [name for name in known if name != "forced"]
+    controls: dict[str, Any] = {}
+    for name in FLAGS.settings:
+        if name not in (*known, "all"):
+            raise ValueError(
+                f"--settings: {name!r} is not known; known: {', '.join(known)}, all."
+            )
+        for part in everything if name == "all" else [name]:
+            controls |= known[part]()
+    return specjax.Controls(**controls)
+
+
+def _requests(
+    model: specjax.Model, temperature: float, controls: specjax.Controls
+) -> list[specjax.Request]:
+    controls = _controls(model)
     if FLAGS.prompts is None:
         prompts = [
             (f"{name}/{i}", text)
@@ -58,6 +110,7 @@ def _requests(model: specjax.Model, temperature: float) -> list[specjax.Request]
             top_p=FLAGS.top_p,
             top_k=FLAGS.top_k,
             seed=FLAGS.seed,
+            controls=controls,
         )
         for name, text in prompts[: FLAGS.limit]
     ]
@@ -76,9 +129,10 @@ def _compare_all(console: Console) -> list[bench.Comparison]:
     temperatures = [_number(t) for t in FLAGS.temperatures]
     pairs = [resolve(name, FLAGS.gamma, FLAGS.rule) for name in FLAGS.drafters]
     model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
+    controls = _controls(model)
     results = []
     for temperature in temperatures:
-        requests = _requests(model, temperature)
+        requests = _requests(model, temperature, controls)
         for drafter, rule in pairs:
             result, _ = bench.compare(
                 model,

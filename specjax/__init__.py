@@ -10,6 +10,7 @@ Three lines in a notebook::
 from specjax import drafters, models, sampling, verify
 from specjax.decode import (
     Completion,
+    Controls,
     Engine,
     Event,
     Generation,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KNOWN_MODELS",
     "Completion",
+    "Controls",
     "DecoderConfig",
     "DraftContext",
     "Drafter",

@@ -1,6 +1,7 @@
 """Measuring: whether text changed, and how fast it came."""
 
 from specjax.bench._equivalence import Comparison, Difference, compare, score_margin
+from specjax.bench._invariance import Flips, count_flips
 from specjax.bench._micro import (
     Case,
     bare_pass,
@@ -10,6 +11,7 @@ from specjax.bench._micro import (
     first_token_case,
     interleave,
     overhead_cases,
+    settings_cases,
 )
 from specjax.bench._peer import Peer
 from specjax.bench._speed import Measurement, measure, median_ratio
@@ -20,12 +22,14 @@ __all__ = [
     "Case",
     "Comparison",
     "Difference",
+    "Flips",
     "Measurement",
     "Peer",
     "bare_pass",
     "bare_prefill",
     "capacity_cases",
     "compare",
+    "count_flips",
     "engine_pass",
     "first_token_case",
     "interleave",
@@ -34,4 +38,5 @@ __all__ = [
     "overhead_cases",
     "read_workloads",
     "score_margin",
+    "settings_cases",
 ]

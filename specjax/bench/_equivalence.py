@@ -8,9 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafters as drafter_zoo
-from specjax.decode import Completion, Engine, Request, fit_capacity, prefill_chunks
+from specjax.decode import (
+    Completion,
+    Engine,
+    Request,
+    controls_after,
+    fit_capacity,
+    prefill_chunks,
+    stop_ids,
+    union_masks,
+    union_spec,
+)
 from specjax.drafters import Drafter
-from specjax.sampling import Settings, gumbel_noise, warp
+from specjax.sampling import (
+    Settings,
+    apply_controls,
+    gumbel_margin,
+    gumbel_noise,
+    warp,
+)
 from specjax.typing import Array
 from specjax.verify import VerifyRule
 
@@ -98,6 +114,8 @@ def compare(
             capacity=capacity,
             exact=exact,
             width=width if exact else None,
+            controls=union_spec([r.controls for r in requests]),
+            token_masks=union_masks([r.controls for r in requests]),
         )
         done = {e.id: e.completion for e in engine.run(requests) if e.completion}
         return [done[r.id] for r in requests]
@@ -157,11 +175,35 @@ def score_margin(
       The difference of the scores ``coupled`` takes the argmax of; at temperature 0
       the difference of the logits.
     """
-    scores = np.asarray(_scores(model, prefix, request))
-    return float(scores[a] - scores[b])
+    logits = _logits(model, prefix)
+    n_prompt = len(request.prompt_ids)
+    controls = controls_after(
+        request.controls,
+        prompt_ids=prefix[:n_prompt],
+        output_ids=prefix[n_prompt:],
+        vocab_size=logits.shape[-1],
+    )
+    none = jnp.zeros((1, 0), jnp.int32)
+    length = jnp.full((1,), len(prefix), jnp.int32)
+    stops = jnp.asarray([stop_ids(model, request) or [-1]], jnp.int32)
+    logits = apply_controls(
+        logits, controls, tokens=none, length=length, stop_ids=stops
+    )
+    if request.temperature == 0:
+        return float(logits[0, 0, a] - logits[0, 0, b])
+    settings = Settings.full(
+        1,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=request.seed,
+    )
+    noise = gumbel_noise(settings.seed, length[:, None], logits.shape[-1])
+    return float(gumbel_margin(warp(logits, settings)[0, 0], noise[0, 0], a, b))
 
 
-def _scores(model: "Model", prefix: Sequence[int], request: Request) -> Array:
+def _logits(model: "Model", prefix: Sequence[int]) -> Array:
     target = model.target
     capacity = fit_capacity(len(prefix) + 1, target.spec.max_context)
     cache = target.init_cache(1, capacity)
@@ -172,16 +214,4 @@ def _scores(model: "Model", prefix: Sequence[int], request: Request) -> Array:
         logits, _, cache = target.forward(model.params, chunk, cache)
         cache, done = target.commit(cache, jnp.full((1,), n)), done + n
         logits = logits[:, n - 1 : n]
-    if request.temperature == 0:
-        return logits[0, 0]
-    settings = Settings.full(
-        1,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seed=request.seed,
-    )
-    position = jnp.full((1, 1), len(prefix), jnp.int32)
-    noise = gumbel_noise(settings.seed, position, logits.shape[-1])
-    return (warp(logits, settings) + noise)[0, 0]
+    return logits

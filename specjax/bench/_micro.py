@@ -1,9 +1,10 @@
 """What the engine adds to the model, and what a large cache costs."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,17 @@ from jax import lax
 
 from specjax import verify
 from specjax.bench._speed import measure
-from specjax.decode import Engine, Plan, Request, prefill_chunks, programs
+from specjax.decode import (
+    NO_CONTROLS,
+    Controls,
+    Engine,
+    Plan,
+    Request,
+    prefill_chunks,
+    programs,
+    row_controls,
+    with_masks,
+)
 from specjax.drafters import Drafter, plain, prompt_lookup
 from specjax.ops.platform import compiler_options
 from specjax.sampling import Settings
@@ -37,7 +48,9 @@ class Case:
     run: Callable[[int], float]
 
 
-def bare_pass(model: "Model", *, width: int, capacity: int, length: int) -> Case:
+def bare_pass(
+    model: "Model", *, width: int, capacity: int, length: int, batch: int = 1
+) -> Case:
     """Times forward passes alone in a loop on the device: no rule, no commit.
 
     Args:
@@ -45,6 +58,7 @@ def bare_pass(model: "Model", *, width: int, capacity: int, length: int) -> Case
       width: rows of a pass.
       capacity: of the cache.
       length: tokens in the cache before the first pass.
+      batch: rows of the batch.
 
     Returns:
       The case.
@@ -55,24 +69,24 @@ def bare_pass(model: "Model", *, width: int, capacity: int, length: int) -> Case
         def body(carry):
             i, cache, tokens = carry
             logits, _, cache = target.forward(params, tokens, cache)
-            cache = target.commit(cache, jnp.ones((1,), jnp.int32))
+            cache = target.commit(cache, jnp.ones((batch,), jnp.int32))
             # The next tokens depend on these logits, as in decoding.
             return i + 1, cache, (logits[:, :, 0] > 0).astype(jnp.int32)
 
         return lax.while_loop(lambda c: c[0] < n, body, (0, cache, tokens))
 
     compiled = jax.jit(loop, donate_argnums=1, compiler_options=compiler_options())
-    held = [target.init_cache(1, capacity)]
-    tokens = jnp.ones((1, width), jnp.int32)
+    held = [target.init_cache(batch, capacity)]
+    tokens = jnp.ones((batch, width), jnp.int32)
 
     def run(n: int) -> float:
         # A copy: the length is donated with the cache.
-        cache = held[0].replace(length=jnp.full((1,), length, jnp.int32))
+        cache = held[0].replace(length=jnp.full((batch,), length, jnp.int32))
         began = time.perf_counter()
         _, held[0], _ = jax.block_until_ready(compiled(model.params, cache, tokens, n))
         return (time.perf_counter() - began) / n
 
-    return Case(f"bare forward, {width} rows", run)
+    return Case(f"bare forward, {batch} x {width} rows", run)
 
 
 def engine_pass(
@@ -84,6 +98,9 @@ def engine_pass(
     capacity: int,
     length: int,
     temperature: float = 0.0,
+    top_p: float = 1.0,
+    controls: Controls = NO_CONTROLS,
+    batch: int = 1,
 ) -> Case:
     """Times whole passes of the decode loop, of a drafter that proposes nothing.
 
@@ -94,33 +111,58 @@ def engine_pass(
       widths: widths of the plan.
       capacity: of a slot.
       length: tokens of the prompt.
-      temperature: of the row; above 0 the warp and the noise are part of the pass.
+      temperature: of the rows; above 0 the warp and the noise are part of the pass.
+      top_p: of the rows.
+      controls: of the rows.
+      batch: rows of the batch.
 
     Returns:
       The case.
     """
-    plan = Plan(model.target, drafter, verify.coupled, 1, capacity, widths)
+    vocab_size = model.config.vocab_size
+    spec = controls.spec
+    plan = Plan(
+        model.target,
+        drafter,
+        verify.coupled,
+        batch,
+        capacity,
+        widths,
+        controls=spec,
+    )
     compiled = programs(plan, capacity)
     rng = np.random.default_rng(0)
-    prompt = rng.integers(0, model.config.vocab_size, (length,))
+    prompt = rng.integers(0, vocab_size, (length,))
 
     def run(n: int) -> float:
         state = compiled.init()
         tokens = np.zeros((state.tokens.shape[1],), np.int32)
         tokens[:length] = prompt
-        state = compiled.insert(
-            state,
-            np.int32(0),
-            tokens,
-            np.int32(length),
-            np.int32(length + n + 1),
-            np.full((plan.n_stop_ids,), -1, np.int32),
-            Settings.of_row(temperature, 0, 1.0, 0.0, 1),
-        )
-        full = jnp.full((1,), length - 1, jnp.int32)
+        if controls.token_mask is not None:
+            state = with_masks(state, controls.token_mask.transitions)
+        for row in range(batch):
+            state = compiled.insert(
+                state,
+                np.int32(row),
+                tokens,
+                np.int32(length),
+                np.int32(length + n + 1),
+                np.full((plan.n_stop_ids,), -1, np.int32),
+                Settings.of_row(temperature, 0, top_p, 0.0, row),
+                row_controls(
+                    controls,
+                    spec,
+                    prompt_ids=tokens[:length].tolist(),
+                    size=len(tokens),
+                    vocab_size=vocab_size,
+                    mask_start=controls.token_mask.start if controls.token_mask else -1,
+                ),
+                None,
+            )
+        full = jnp.full((batch,), length - 1, jnp.int32)
         state = state.replace(cache=state.cache.replace(length=full))
         jax.block_until_ready(state)
-        start = np.full((1,), length, np.int32)
+        start = np.full((batch,), length, np.int32)
         began = time.perf_counter()
         out = compiled.run(model.params, None, state, start, np.int32(n))
         jax.block_until_ready(out)
@@ -155,7 +197,7 @@ def overhead_cases(
 ) -> list[Case]:
     """Returns the cases of the overhead table, bare and whole, narrow and wide."""
     wide = gamma + 1
-    whole = dict(capacity=capacity, length=length)
+    whole: dict[str, Any] = dict(capacity=capacity, length=length)
     searching = prompt_lookup(gamma, min_ngram=_NEVER, max_ngram=_NEVER)
 
     def engine(
@@ -178,6 +220,40 @@ def overhead_cases(
         bare_pass(model, width=wide, **whole),
         engine(f"whole pass, {wide} rows", searching, (wide,)),
         engine(f"whole pass, {wide} rows, T=0.7", searching, (wide,), 0.7),
+    ]
+
+
+def settings_cases(
+    model: "Model", *, gamma: int, capacity: int, length: int, batch: int
+) -> list[Case]:
+    """Returns what rule, warp and request settings add to a wide pass of a batch."""
+    whole: dict[str, Any] = dict(capacity=capacity, length=length, batch=batch)
+    searching = prompt_lookup(gamma, min_ngram=_NEVER, max_ngram=_NEVER)
+    penalties = Controls(repetition_penalty=1.1, frequency_penalty=0.2)
+    everything = Controls(
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        logit_bias={1: 1.0},
+        min_new_tokens=8,
+    )
+
+    def engine(name: str, **settings: Any) -> Case:
+        return engine_pass(
+            model,
+            name=f"{name}, {batch} x {gamma + 1} rows",
+            drafter=searching,
+            widths=(gamma + 1,),
+            **whole,
+            **settings,
+        )
+
+    return [
+        bare_pass(model, width=gamma + 1, **whole),
+        engine("whole pass, T=0"),
+        engine("T=0.7", temperature=0.7),
+        engine("T=0.7, top_p 0.9", temperature=0.7, top_p=0.9),
+        engine("T=0, penalties", controls=penalties),
+        engine("T=0.7, penalties, bias", temperature=0.7, controls=everything),
     ]
 
 
@@ -207,9 +283,12 @@ def first_token_case(model: "Model", *, length: int, capacity: int) -> Case:
         batch_size=1,
         capacity=capacity,
     )
-    request = Request(prompt_ids=(5,) * length, max_new_tokens=1, ignore_eos=True)
+    # Never the prompt before: its prefill would be shared.
+    first = itertools.count()
 
     def run(n: int) -> float:
+        ids = (5 + next(first) % 1000,) * length
+        request = Request(prompt_ids=ids, max_new_tokens=1, ignore_eos=True)
         result = measure(engine, request)
         return result.prefill_s + result.decode_s
 

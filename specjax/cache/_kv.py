@@ -130,6 +130,33 @@ def commit(cache: KVCache, n: Int[Array, " B"]) -> KVCache:
     return cache.replace(length=cache.length + n)
 
 
+def copy_row(
+    cache: KVCache,
+    source: Int[Array, ""],
+    row: Int[Array, ""],
+    length: Int[Array, ""],
+) -> KVCache:
+    """Makes a row hold the first ``length`` tokens that another row holds.
+
+    Args:
+      cache: the cache.
+      source: row that was filled with those tokens; what follows them there is
+        beyond the length here.
+      row: row to fill.
+      length: committed tokens it has afterwards.
+
+    Returns:
+      The cache.
+    """
+
+    def copy(x: Array) -> Array:
+        one = lax.dynamic_slice_in_dim(x, source, 1)
+        return lax.dynamic_update_slice_in_dim(x, one, row, 0)
+
+    layers = tuple(LayerKV(copy(kv.keys), copy(kv.values)) for kv in cache.layers)
+    return cache.replace(layers=layers, length=cache.length.at[row].set(length))
+
+
 def reset_row(cache: KVCache, row: Int[Array, ""]) -> KVCache:
     """Empties one row, so that another sequence can be prefilled into it."""
     return cache.replace(length=cache.length.at[row].set(0))

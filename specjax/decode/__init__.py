@@ -9,7 +9,15 @@ from specjax.decode._compiled import (
     prefill_chunks,
     programs,
 )
-from specjax.decode._engine import PASSES_PER_CALL, Engine, Event, Request
+from specjax.decode._controls import (
+    NO_CONTROLS,
+    Controls,
+    controls_after,
+    row_controls,
+    union_masks,
+    union_spec,
+)
+from specjax.decode._engine import PASSES_PER_CALL, Engine, Event, Request, stop_ids
 from specjax.decode._generate import (
     encode_prompt,
     fit_capacity,
@@ -18,13 +26,22 @@ from specjax.decode._generate import (
     stream,
 )
 from specjax.decode._results import Completion, Generation, Stats
-from specjax.decode._state import DecodeState, Origin, RowStats, Status, init_state
+from specjax.decode._state import (
+    DecodeState,
+    Origin,
+    RowStats,
+    Status,
+    init_state,
+    with_masks,
+)
 from specjax.decode._step import PassInfo, draft, spec_step, verify_and_commit
 
 __all__ = [
+    "NO_CONTROLS",
     "PASSES_PER_CALL",
     "PREFILL_BUCKETS",
     "Completion",
+    "Controls",
     "DecodeState",
     "Engine",
     "Event",
@@ -38,6 +55,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Status",
+    "controls_after",
     "draft",
     "enable_compilation_cache",
     "encode_prompt",
@@ -47,7 +65,12 @@ __all__ = [
     "prefill_chunks",
     "programs",
     "resolve",
+    "row_controls",
     "spec_step",
+    "stop_ids",
     "stream",
+    "union_masks",
+    "union_spec",
     "verify_and_commit",
+    "with_masks",
 ]

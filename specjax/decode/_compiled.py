@@ -11,12 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.decode._state import DecodeState, RowStats, Status, init_state
+from specjax.decode._state import (
+    DecodeState,
+    RowStats,
+    Status,
+    TopTokens,
+    init_state,
+)
 from specjax.decode._step import spec_step
 from specjax.drafters import Drafter
 from specjax.models import CACHE_SLACK, Target
 from specjax.ops.platform import compiler_options, row_invariant
-from specjax.sampling import Settings
+from specjax.sampling import ControlSpec, ControlState, Settings
 from specjax.typing import Array, Int, Params
 from specjax.verify import VerifyRule
 
@@ -39,6 +45,9 @@ class Plan:
       exact: compute passes so that a row's bits depend neither on the width nor on
         the batch (``ops.platform.row_invariant``).
       n_stop_ids: stop ids a row may have.
+      controls: what rows may ask of their logits.
+      n_top: alternatives kept for each output token.
+      n_ids: ids that have a token, or None where all of the vocabulary's have.
     """
 
     target: Target
@@ -49,6 +58,9 @@ class Plan:
     widths: tuple[int, ...]
     exact: bool = False
     n_stop_ids: int = 8
+    controls: ControlSpec = ControlSpec()
+    n_top: int = 0
+    n_ids: int | None = None
 
     def __post_init__(self) -> None:
         """Checks that the widths hold the drafts."""
@@ -75,6 +87,7 @@ class Snapshot(NamedTuple):
       tokens: tokens from ``start`` on. [B, W]
       logprobs: their log-probabilities. [B, W]
       origin: their origins. [B, W]
+      top: alternatives to them, or None.
       stats: counters.
     """
 
@@ -84,6 +97,7 @@ class Snapshot(NamedTuple):
     tokens: Array
     logprobs: Array
     origin: Array
+    top: TopTokens | None
     stats: RowStats
 
 
@@ -100,7 +114,9 @@ class Programs:
       plan: the static side.
       n_passes: passes a call of ``run`` makes at most.
       prefill: (target_params, draft_params, state, row, n_real, size=) -> state.
-      insert: (state, row, tokens, length, limit, stop_ids, settings) -> state.
+      insert: (state, row, tokens, length, limit, stop_ids, settings, controls, source)
+        -> state; with a source row, which holds the same prompt, the slot's caches
+        become what prefill would make them.
       release: (state, row) -> state.
       run: (target_params, draft_params, state, start, n) -> (state, Snapshot); makes
         n passes, at most ``n_passes``.
@@ -126,6 +142,8 @@ class Programs:
             batch=plan.batch,
             capacity=plan.capacity,
             n_stop_ids=plan.n_stop_ids,
+            controls=plan.controls,
+            n_top=plan.n_top,
         )
 
     def _insert(
@@ -137,9 +155,25 @@ class Programs:
         limit: Int[Array, ""],
         stop_ids: Int[Array, " N"],
         settings: Settings,
+        controls: ControlState,
+        source: Int[Array, ""] | None,
     ) -> DecodeState:
         """Puts a prompt into a slot; it runs once its prefill is done."""
+        target, drafter = self.plan.target, self.plan.drafter
+        if source is None:
+            cache = target.reset_row(state.cache, row)
+            draft = drafter.reset_row(state.draft, row)
+        else:
+            assert drafter.copy_row is not None
+            cache = target.copy_row(state.cache, source, row, length - 1)
+            draft = drafter.copy_row(state.draft, source, row, length - 1)
         put = lambda old, new: old.at[row].set(new)
+        mask = state.controls.mask
+        own = jax.tree.map(
+            put, state.controls._replace(mask=None), controls._replace(mask=None)
+        )
+        if mask is not None and controls.mask is not None:
+            mask = mask._replace(state=put(mask.state, controls.mask.state))
         return state.replace(
             tokens=put(state.tokens, tokens),
             origin=put(state.origin, 0),
@@ -148,9 +182,10 @@ class Programs:
             limit=put(state.limit, limit),
             status=put(state.status, int(Status.RUNNING)),
             settings=jax.tree.map(put, state.settings, settings),
+            controls=own._replace(mask=mask),
             stop_ids=put(state.stop_ids, stop_ids),
-            cache=self.plan.target.reset_row(state.cache, row),
-            draft=self.plan.drafter.reset_row(state.draft, row),
+            cache=cache,
+            draft=draft,
             n_new=put(state.n_new, length),
             stats=jax.tree.map(lambda x: put(x, 0), state.stats),
         )
@@ -218,6 +253,7 @@ class Programs:
                     drafter=plan.drafter,
                     rule=plan.rule,
                     widths=plan.widths,
+                    n_ids=plan.n_ids,
                 )
             return i + 1, state
 
@@ -228,7 +264,7 @@ class Programs:
         """Cuts the tokens committed since ``start`` out of the slots."""
         width = min(self.n_passes * self.plan.widths[-1], state.tokens.shape[1])
         first = jnp.minimum(start, state.tokens.shape[1] - width)
-        cut = jax.vmap(lambda x, i: lax.dynamic_slice(x, (i,), (width,)))
+        cut = jax.vmap(lambda x, i: lax.dynamic_slice_in_dim(x, i, width))
         return Snapshot(
             length=state.length,
             status=state.status,
@@ -236,6 +272,7 @@ class Programs:
             tokens=cut(state.tokens, first),
             logprobs=cut(state.logprobs, first),
             origin=cut(state.origin, first),
+            top=state.top and TopTokens(*(cut(x, first) for x in state.top)),
             stats=state.stats,
         )
 

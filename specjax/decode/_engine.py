@@ -7,7 +7,7 @@ do not notice. ``generate``, ``stream`` and the batch script are thin on this.
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -15,11 +15,12 @@ import numpy as np
 
 from specjax.cache import check_capacity
 from specjax.decode._compiled import Plan, Snapshot, prefill_chunks, programs
+from specjax.decode._controls import NO_CONTROLS, Controls, MaskTable, row_controls
 from specjax.decode._results import Completion, FinishReason, Stats
-from specjax.decode._state import Status
+from specjax.decode._state import Status, with_masks
 from specjax.drafters import Drafter
-from specjax.sampling import Settings, check_sampling, check_whole
-from specjax.text import StopStringMatcher, TextStream
+from specjax.sampling import ControlSpec, Settings, check_sampling, check_whole
+from specjax.text import StopStringMatcher, TextStream, TokenMask
 from specjax.typing import Params
 from specjax.verify import VerifyRule
 
@@ -47,6 +48,8 @@ class Request:
       stop_ids: ids that end the sequence besides the model's own; they are part of
         the ids.
       ignore_eos: do not stop at the model's own end ids.
+      controls: penalties, bias, constraints.
+      top_logprobs: alternatives to report for each id.
 
     Raises:
       TypeError: ``stop`` is one string, or holds something else than strings.
@@ -64,6 +67,8 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    controls: Controls = NO_CONTROLS
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -72,10 +77,17 @@ class Request:
                 "The prompt is empty: it needs at least one token to go on from."
             )
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31, "at least one")
+        check_whole("top_logprobs", self.top_logprobs, 0, 2**31, "0 is none")
         if isinstance(self.stop, str):
             raise TypeError(f"stop={self.stop!r} must be a list of strings.")
         StopStringMatcher(self.stop)
         check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+def stop_ids(model: "Model", request: Request) -> list[int]:
+    """Returns the ids that end a request's sequence."""
+    own = () if request.ignore_eos else model.eos_ids
+    return sorted({*own, *request.stop_ids})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +117,7 @@ class _Slot:
     ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     origins: list[int] = dataclasses.field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = dataclasses.field(default_factory=list)
 
 
 class Engine:
@@ -127,6 +140,9 @@ class Engine:
         draft_params: Params | None = None,
         passes_per_call: int = PASSES_PER_CALL,
         n_stop_ids: int = 8,
+        controls: ControlSpec | None = None,
+        token_masks: Sequence[TokenMask] = (),
+        n_top: int = 0,
     ) -> None:
         """Allocates the slots; programs compile when they are first needed.
 
@@ -143,6 +159,10 @@ class Engine:
           draft_params: the drafter's parameters, where it has any.
           passes_per_call: passes between two returns to the host.
           n_stop_ids: stop ids a request may have, the model's own included.
+          controls: controls that requests may use, ``token_masks`` aside; None is
+            none. What is not named here costs nothing.
+          token_masks: constraints that requests may use.
+          n_top: alternatives that requests may ask for.
 
         Raises:
           ValueError: a size is out of range; the message has the numbers.
@@ -157,9 +177,12 @@ class Engine:
             )
         if width is not None and not exact:
             raise ValueError(f"{width=} only means something with exact=True.")
+        if not 0 <= n_top <= spec.vocab_size:
+            raise ValueError(f"{n_top=} must be in [0, {spec.vocab_size}].")
         gamma = drafter.spec.gamma
         full = gamma + 1 if width is None else width
         widths = (full,) if exact or full == 1 else (1, full)
+        self._masks = MaskTable(token_masks, spec.vocab_size)
         self.plan = Plan(
             target=model.target,
             drafter=drafter,
@@ -169,13 +192,22 @@ class Engine:
             widths=widths,
             exact=exact,
             n_stop_ids=n_stop_ids,
+            controls=(controls or ControlSpec())._replace(
+                n_mask_states=self._masks.n_states
+            ),
+            n_top=n_top,
+            n_ids=_n_ids(model),
         )
         self._model = model
         self._draft_params = draft_params
         self._programs = programs(self.plan, passes_per_call)
         self._state = self._programs.init()
+        if self._masks.transitions is not None:
+            self._state = with_masks(self._state, self._masks.transitions)
         self._slots: list[_Slot | None] = [None] * batch_size
         self._queue: collections.deque[Request] = collections.deque()
+        # The prompt whose keys and values stand in each slot's cache.
+        self._cached: list[tuple[int, ...] | None] = [None] * batch_size
 
     @property
     def busy(self) -> bool:
@@ -196,8 +228,9 @@ class Engine:
         """Checks that a request can be served.
 
         Raises:
-          ValueError: it does not fit a slot, has ids outside the vocabulary, or
-            settings that the rule does not allow; or the model has no tokenizer.
+          ValueError: it does not fit a slot, has ids outside the vocabulary, settings
+            that the rule does not allow, or controls that the engine does not carry;
+            or the model has no tokenizer.
         """
         self._model.need_tokenizer()
         check_capacity(
@@ -213,15 +246,34 @@ class Engine:
                 raise ValueError(
                     f"{name} holds {bad[0]}, outside the vocabulary [0, {vocab})."
                 )
-        n_stop = len(self._stop_ids(request))
+        n_stop = len(stop_ids(self._model, request))
         if n_stop > self.plan.n_stop_ids:
             raise ValueError(
                 f"{n_stop} stop ids do not fit n_stop_ids={self.plan.n_stop_ids}."
             )
+        self._check_controls(request)
         if self.plan.rule.greedy_only and request.temperature > 0:
             raise ValueError(
                 f"rule {self.plan.rule.name!r} decodes at temperature 0; got "
                 f"temperature={request.temperature}. Use 'coupled' or 'rejection'."
+            )
+
+    def _check_controls(self, request: Request) -> None:
+        controls, carried = request.controls, self.plan.controls
+        controls.check(self.plan.target.spec.vocab_size, request.max_new_tokens)
+        self._masks.start(controls.token_mask)
+        wanted = controls.spec._replace(n_mask_states=0)
+        if not carried.covers(wanted):
+            rows = zip(wanted._fields, carried, wanted, strict=True)
+            missing = [name for name, mine, theirs in rows if theirs > mine]
+            raise ValueError(
+                f"The request uses {', '.join(missing)}, which this engine does not "
+                f"carry; make it with Engine(controls=ControlSpec({missing[0]}=True))."
+            )
+        if request.top_logprobs > self.plan.n_top:
+            raise ValueError(
+                f"top_logprobs={request.top_logprobs} is more than the engine's "
+                f"n_top={self.plan.n_top}."
             )
 
     def submit(self, request: Request) -> None:
@@ -269,18 +321,14 @@ class Engine:
         while self.busy:
             yield from self.step()
 
-    def _stop_ids(self, request: Request) -> list[int]:
-        own = () if request.ignore_eos else self._model.eos_ids
-        return sorted({*own, *request.stop_ids})
-
     def _insert(self, row: int, request: Request) -> None:
         """Writes a request into a slot and prefills all but its last token."""
         n = len(request.prompt_ids)
         tokens = np.zeros((self._state.tokens.shape[1],), np.int32)
         tokens[:n] = request.prompt_ids
-        stop_ids = np.full((self.plan.n_stop_ids,), -1, np.int32)
-        own = self._stop_ids(request)
-        stop_ids[: len(own)] = own
+        own = stop_ids(self._model, request)
+        stops = np.full((self.plan.n_stop_ids,), -1, np.int32)
+        stops[: len(own)] = own
         settings = Settings.of_row(
             request.temperature,
             request.top_k,
@@ -288,12 +336,34 @@ class Engine:
             request.min_p,
             request.seed,
         )
+        controls = row_controls(
+            request.controls,
+            self.plan.controls,
+            prompt_ids=request.prompt_ids,
+            size=len(tokens),
+            vocab_size=self.plan.target.spec.vocab_size,
+            mask_start=self._masks.start(request.controls.token_mask),
+        )
         at = np.int32(row)
         limit = np.int32(n + request.max_new_tokens)
+        # A slot's prompt stays in its cache while it decodes and after, so samples of
+        # one prompt share one prefill.
+        source = None
+        if self.plan.drafter.copy_row and request.prompt_ids in self._cached:
+            source = np.int32(self._cached.index(request.prompt_ids))
         self._state = self._programs.insert(
-            self._state, at, tokens, np.int32(n), limit, stop_ids, settings
+            self._state,
+            at,
+            tokens,
+            np.int32(n),
+            limit,
+            stops,
+            settings,
+            controls,
+            source,
         )
-        for size, n_real in prefill_chunks(n - 1):
+        self._cached[row] = request.prompt_ids
+        for size, n_real in [] if source is not None else prefill_chunks(n - 1):
             self._state = self._programs.prefill(
                 self._model.params,
                 self._draft_params,
@@ -302,7 +372,11 @@ class Engine:
                 np.int32(n_real),
                 size=size,
             )
-        stream = TextStream(self._model.need_tokenizer(), request.stop)
+        stream = TextStream(
+            self._model.need_tokenizer(),
+            request.stop,
+            min_tokens=request.controls.min_new_tokens,
+        )
         self._slots[row] = _Slot(request=request, stream=stream, seen=n)
 
     def _collect(self, row: int, slot: _Slot, snapshot: Snapshot) -> Event:
@@ -314,6 +388,12 @@ class Engine:
         slot.ids += ids
         slot.logprobs += snapshot.logprobs[row][cut][:n_new].tolist()
         slot.origins += snapshot.origin[row][cut][:n_new].tolist()
+        if (n_top := slot.request.top_logprobs) and snapshot.top is not None:
+            ids_at, logprobs_at = (x[row][cut][:n_new, :n_top] for x in snapshot.top)
+            slot.top += [
+                tuple(zip(i, lp, strict=True))
+                for i, lp in zip(ids_at.tolist(), logprobs_at.tolist(), strict=True)
+            ]
         slot.seen = length
         text = slot.stream.push(ids)
         status = Status(int(snapshot.status[row]))
@@ -337,12 +417,15 @@ def _finish(slot: _Slot, status: Status, stats: Stats) -> Completion:
     reason: FinishReason = "stop"
     if not stopped and status == Status.LENGTH:
         reason = "length"
-    elif not stopped and status == Status.ERROR:
+    elif not stopped and status in (Status.ERROR, Status.DEAD_END):
         reason = "error"
         position = len(slot.request.prompt_ids) + len(slot.ids)
+        where = f"position {position} (token {len(slot.ids)} of the output)"
         error = (
-            f"The target's logits for position {position} (token {len(slot.ids)} of "
-            "the output) are not finite."
+            f"The target's logits for {where} are not finite."
+            if status == Status.ERROR
+            else f"The request's controls leave no token for {where}: bans, forced "
+            "tokens, min_new_tokens and token_mask exclude one another there."
         )
     return Completion(
         id=slot.request.id,
@@ -354,4 +437,13 @@ def _finish(slot: _Slot, status: Status, stats: Stats) -> Completion:
         finish_reason=reason,
         error=error,
         stats=stats,
+        top_logprobs=tuple(slot.top[:n]),
     )
+
+
+def _n_ids(model: "Model") -> int:
+    """Returns how many ids have a token; a padded vocabulary has more logits."""
+    size = model.target.spec.vocab_size
+    if model.tokenizer is None:
+        return size
+    return min(size, model.tokenizer.vocab_size)

@@ -1,5 +1,6 @@
 """``generate`` and ``stream``: a few lines each on the engine."""
 
+import dataclasses
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +10,12 @@ import numpy as np
 
 from specjax import drafters as drafter_zoo
 from specjax import verify as rules
+from specjax.decode._controls import NO_CONTROLS, Controls, union_masks, union_spec
 from specjax.decode._engine import PASSES_PER_CALL, Engine, Request
 from specjax.decode._results import Completion, Generation
 from specjax.drafters import Drafter
 from specjax.models import CACHE_SLACK
+from specjax.sampling import check_whole
 from specjax.text import IncrementalDetokenizer
 from specjax.typing import Params
 from specjax.verify import VerifyRule
@@ -136,6 +139,9 @@ def generate(
     top_p: float | Sequence[float] = 1.0,
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
+    controls: Controls | Sequence[Controls] = NO_CONTROLS,
+    n: int = 1,
+    top_logprobs: int = 0,
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
     chat: bool | None = None,
@@ -161,44 +167,47 @@ def generate(
       min_p: 0 is off.
       seed: of a row's random numbers. One value is every prompt's seed, so that a
         prompt gives the same text alone and in a batch.
+      controls: penalties, bias, bans, forced tokens, constraints: for all prompts, or
+        one a prompt.
+      n: samples of each prompt, sharing one prefill; sample j has the seed seed + j
+        (modulo 2**32) and gives what that seed gives alone.
+      top_logprobs: most probable alternatives to report for each id.
       stop: strings that end a text; they are not part of it.
       ignore_eos: do not stop at the model's end ids.
       chat: see ``encode_prompt``.
       exact: ids identical with speculation on and off (rules greedy and coupled).
       width: rows of a pass when exact; None is gamma + 1.
-      batch_size: slots; None is the number of prompts, at most 8.
+      batch_size: slots; None is the number of samples, at most 8.
       capacity: tokens a slot may hold; None fits the longest request.
       draft_params: the drafter's parameters, where it has any.
 
     Returns:
-      The completions in the order of the prompts.
+      The completions in the order of the prompts, the n of a prompt together.
 
     Raises:
       ValueError: a prompt or setting cannot be served; nothing was generated.
     """
     began = time.perf_counter()
-    many = cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts)
-    n = len(many)
-    if not n:
-        raise ValueError("prompts is empty: pass at least one prompt.")
-    rows: dict[str, list[Any]] = {
-        "temperature": _per_prompt("temperature", temperature, n),
-        "top_k": _per_prompt("top_k", top_k, n),
-        "top_p": _per_prompt("top_p", top_p, n),
-        "min_p": _per_prompt("min_p", min_p, n),
-        "seed": _per_prompt("seed", seed, n),
-    }
-    requests = [
-        Request(
-            prompt_ids=encode_prompt(model, prompt, chat=chat),
-            id=i,
+    requests = _requests(
+        model,
+        cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts),
+        n,
+        chat,
+        rows=dict(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            controls=controls,
+        ),
+        shared=dict(
             max_new_tokens=max_new_tokens,
             stop=_stop_strings(stop),
             ignore_eos=ignore_eos,
-            **{name: values[i] for name, values in rows.items()},
-        )
-        for i, prompt in enumerate(many)
-    ]
+            top_logprobs=top_logprobs,
+        ),
+    )
     engine = _engine(
         model,
         requests,
@@ -207,7 +216,7 @@ def generate(
         rule=rule,
         exact=exact,
         width=width,
-        batch_size=min(n, 8) if batch_size is None else batch_size,
+        batch_size=min(len(requests), 8) if batch_size is None else batch_size,
         capacity=capacity,
         draft_params=draft_params,
     )
@@ -217,9 +226,36 @@ def generate(
     for event in engine.run(requests):
         if event.completion is not None:
             done[event.id] = event.completion  # type: ignore[index]
-    completions = tuple(done[i] for i in range(n))
+    completions = tuple(done[i] for i in range(len(requests)))
     pieces = tuple(_pieces(model, c.ids) for c in completions)
     return Generation(completions, pieces, time.perf_counter() - began)
+
+
+def _requests(
+    model: "Model",
+    prompts: Sequence[Prompt],
+    n: int,
+    chat: bool | None,
+    *,
+    rows: Mapping[str, Any],
+    shared: Mapping[str, Any],
+) -> list[Request]:
+    """Makes the requests of ``generate``: n a prompt, seeds counting up."""
+    if not len(prompts):
+        raise ValueError("prompts is empty: pass at least one prompt.")
+    check_whole("n", n, 1, 2**31, "samples of each prompt")
+    spread = {k: _per_prompt(k, v, len(prompts)) for k, v in rows.items()}
+    requests: list[Request] = []
+    for i, prompt in enumerate(prompts):
+        own = {name: values[i] for name, values in spread.items()}
+        ids = encode_prompt(model, prompt, chat=chat)
+        first = Request(prompt_ids=ids, id=len(requests), **own, **shared)
+        requests.append(first)
+        for j in range(1, n):
+            seed = (first.seed + j) % 2**32
+            again = dataclasses.replace(first, id=len(requests), seed=seed)
+            requests.append(again)
+    return requests
 
 
 def stream(
@@ -235,6 +271,7 @@ def stream(
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: int = 0,
+    controls: Controls = NO_CONTROLS,
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
     chat: bool | None = None,
@@ -258,6 +295,7 @@ def stream(
       top_p: 1 is off.
       min_p: 0 is off.
       seed: of the random numbers.
+      controls: penalties, bias, bans, forced tokens, constraints.
       stop: strings that end the text; they are not part of it.
       ignore_eos: do not stop at the model's end ids.
       chat: see ``encode_prompt``.
@@ -283,6 +321,7 @@ def stream(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
+        controls=controls,
         stop=_stop_strings(stop),
         ignore_eos=ignore_eos,
     )
@@ -343,6 +382,9 @@ def _engine(
         width=width,
         draft_params=draft_params,
         passes_per_call=passes_per_call,
+        controls=union_spec([r.controls for r in requests]),
+        token_masks=union_masks([r.controls for r in requests]),
+        n_top=max(r.top_logprobs for r in requests),
     )
 
 

@@ -107,6 +107,9 @@ class Completion:
       logprobs: natural-log probability of each id under the target's own law
         (temperature 1, no filters), as long as ``ids``.
       origins: where each id came from (``Origin``), as long as ``ids``.
+      top_logprobs: for each id, the most probable ids of its position and their
+        natural-log probabilities under the target's own law, most probable first;
+        empty where none were asked for.
       finish_reason: ``stop`` (a stop id or stop string), ``length`` or ``error``.
       error: for ``error``, what went wrong and where; otherwise None.
       stats: what speculation did.
@@ -121,6 +124,7 @@ class Completion:
     finish_reason: FinishReason
     error: str | None
     stats: Stats
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import flax.struct
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.drafters import Drafter
 from specjax.models import CACHE_SLACK, Target
-from specjax.sampling import Settings
+from specjax.sampling import ControlSpec, ControlState, Settings, init_controls
 from specjax.typing import Array, Float, Int
 
 
@@ -20,6 +21,7 @@ class Status(enum.IntEnum):
     STOPPED = 2  # a stop id was committed
     LENGTH = 3  # the limit was reached
     ERROR = 4  # the target's logits were not finite
+    DEAD_END = 5  # the row's controls left no token
 
 
 class Origin(enum.IntEnum):
@@ -56,6 +58,18 @@ class RowStats(NamedTuple):
     accepted_at: Int[Array, "B G"]
 
 
+class TopTokens(NamedTuple):
+    """The most probable tokens of each position, most probable first.
+
+    Attributes:
+      ids: [B, L, K] int32.
+      logprobs: natural log, under the target's own law. [B, L, K] float32
+    """
+
+    ids: Int[Array, "B L K"]
+    logprobs: Float[Array, "B L K"]
+
+
 class DecodeState(flax.struct.PyTreeNode, kw_only=True):
     """State of a batch of slots.
 
@@ -64,11 +78,13 @@ class DecodeState(flax.struct.PyTreeNode, kw_only=True):
       logprobs: log-probability (natural log) of each output token under the
         target's own law, before the warp. [B, L] float32
       origin: ``Origin`` of each token. [B, L] int8
+      top: alternatives to each output token, or None.
       length: committed tokens of each row, the pending one included. [B]
       prompt_length: tokens of the prompt. [B]
       limit: the row stops when ``length`` reaches this. [B]
       status: ``Status``. [B] int32
       settings: sampling settings.
+      controls: what rows ask of their logits.
       stop_ids: ids that end a row when committed; -1 is none. [B, N]
       cache: the target's cache; its length is ``length - 1`` for running rows.
       draft: the drafter's state.
@@ -79,11 +95,13 @@ class DecodeState(flax.struct.PyTreeNode, kw_only=True):
     tokens: Int[Array, "B L"]
     logprobs: Float[Array, "B L"]
     origin: Int[Array, "B L"]
+    top: TopTokens | None
     length: Int[Array, " B"]
     prompt_length: Int[Array, " B"]
     limit: Int[Array, " B"]
     status: Int[Array, " B"]
     settings: Settings
+    controls: ControlState
     stop_ids: Int[Array, "B N"]
     cache: Any
     draft: Any
@@ -91,8 +109,32 @@ class DecodeState(flax.struct.PyTreeNode, kw_only=True):
     stats: RowStats
 
 
+def with_masks(state: DecodeState, transitions: np.ndarray) -> DecodeState:
+    """Returns the state with the table of its rows' constraints filled in.
+
+    Args:
+      state: made for as many states of constraints as the table has.
+      transitions: [Q, V] int32.
+    """
+    mask = state.controls.mask
+    if mask is None or mask.transitions.shape != transitions.shape:
+        raise ValueError(
+            f"A table of shape {transitions.shape} does not fit the plan's "
+            f"{None if mask is None else mask.transitions.shape}."
+        )
+    mask = mask._replace(transitions=jnp.asarray(transitions))
+    return state.replace(controls=state.controls._replace(mask=mask))
+
+
 def init_state(
-    target: Target, drafter: Drafter, *, batch: int, capacity: int, n_stop_ids: int
+    target: Target,
+    drafter: Drafter,
+    *,
+    batch: int,
+    capacity: int,
+    n_stop_ids: int,
+    controls: ControlSpec,
+    n_top: int,
 ) -> DecodeState:
     """Makes a batch of empty slots.
 
@@ -102,6 +144,8 @@ def init_state(
       batch: slots.
       capacity: most tokens a slot may hold.
       n_stop_ids: stop ids a row may have.
+      controls: what rows may ask of their logits.
+      n_top: alternatives kept for each output token.
 
     Returns:
       The state.
@@ -120,15 +164,24 @@ def init_state(
         reached_at=zeros(gamma),
         accepted_at=zeros(gamma),
     )
+    top = None
+    if n_top:
+        top = TopTokens(
+            zeros(size, n_top), jnp.zeros((batch, size, n_top), jnp.float32)
+        )
     return DecodeState(
         tokens=zeros(size),
         logprobs=jnp.zeros((batch, size), jnp.float32),
         origin=jnp.zeros((batch, size), jnp.int8),
+        top=top,
         length=zeros(),
         prompt_length=zeros(),
         limit=zeros(),
         status=zeros(),
         settings=Settings.full(batch),
+        controls=init_controls(
+            controls, batch=batch, size=size, vocab_size=target.spec.vocab_size
+        ),
         stop_ids=jnp.full((batch, n_stop_ids), -1, jnp.int32),
         cache=target.init_cache(batch, capacity),
         draft=drafter.init(batch, capacity),

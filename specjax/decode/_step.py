@@ -6,13 +6,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.decode._state import DecodeState, Origin, RowStats, Status
+from specjax.decode._state import DecodeState, Origin, RowStats, Status, TopTokens
 from specjax.drafters import DraftContext, Drafter, Proposal
 from specjax.models import Features, Target
 from specjax.ops.vocab import log_normalizer
-from specjax.sampling import gumbel_noise, uniform_noise, warp
+from specjax.sampling import (
+    advance_controls,
+    apply_controls,
+    gumbel_noise,
+    uniform_noise,
+    warp,
+)
 from specjax.typing import Array, Float, Int, Params
-from specjax.verify import Verdict, VerifyRule
+from specjax.verify import Evidence, Verdict, VerifyRule
 from specjax.verify import greedy as argmax_rule
 
 
@@ -48,7 +54,8 @@ def draft(
     Returns:
       A proposal whose ``n_valid`` is 0 for rows that do not run, leaves room for the
       next token before the row's limit, and ends before the first id outside the
-      vocabulary; and the state with the drafter's.
+      vocabulary or drawn from a law that is none (NaN, +inf, or nothing but -inf);
+      and the state with the drafter's.
     """
     context = _context(state, None)
     proposal, drafter_state = drafter.propose(draft_params, state.draft, context)
@@ -56,10 +63,14 @@ def draft(
     n_valid = jnp.minimum(proposal.n_valid, room)
     n_valid = jnp.where(state.status == Status.RUNNING, n_valid, 0)
     known = (proposal.tokens >= 0) & (proposal.tokens < target.spec.vocab_size)
-    n_known = jnp.sum(jnp.cumprod(known.astype(jnp.int32), axis=1), axis=1)
+    sound = known
+    if proposal.logprobs is not None:
+        # The largest entry is NaN where any is.
+        sound &= jnp.isfinite(jnp.max(proposal.logprobs, axis=-1))
+    n_sound = jnp.sum(jnp.cumprod(sound.astype(jnp.int32), axis=1), axis=1)
     proposal = proposal._replace(
         tokens=jnp.where(known, proposal.tokens, 0),
-        n_valid=jnp.minimum(n_valid, n_known),
+        n_valid=jnp.minimum(n_valid, n_sound),
     )
     return proposal, state.replace(draft=drafter_state)
 
@@ -74,6 +85,7 @@ def verify_and_commit(
     drafter: Drafter,
     rule: VerifyRule,
     width: int,
+    n_ids: int | None = None,
 ) -> tuple[DecodeState, PassInfo]:
     """Scores a proposal in one pass of ``width`` rows and commits what is kept.
 
@@ -88,6 +100,7 @@ def verify_and_commit(
       drafter: the drafter.
       rule: the verify rule.
       width: rows of the pass, static.
+      n_ids: ids that have a token; the target's logits beyond are padding. None: all.
 
     Returns:
       The state after the pass, and diagnostics.
@@ -98,13 +111,28 @@ def verify_and_commit(
     )
     block = jnp.concatenate([pending, proposal.tokens], axis=1)
     logits, features, cache = target.forward(target_params, block, state.cache)
+    if n_ids is not None and n_ids < logits.shape[-1]:
+        index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
+        logits = jnp.where(index < n_ids, logits, -jnp.inf)
     with jax.named_scope("verify"):
-        verdict = _judge(state, proposal, logits, rule)
+        controlled = apply_controls(
+            logits,
+            state.controls,
+            tokens=proposal.tokens,
+            length=state.length,
+            stop_ids=state.stop_ids,
+        )
+        verdict = _judge(state, proposal, controlled, features, rule)
         emitted, logprobs, finite = _emit(proposal, verdict, logits)
-        n_committed, status = _truncate(state, verdict, emitted, finite)
+        score = jnp.take_along_axis(controlled, emitted[..., None], axis=-1)[..., 0]
+        n_committed, status = _truncate(
+            state, verdict, emitted, finite, score > -jnp.inf
+        )
     with jax.named_scope("commit"):
         state = _append(state, proposal, verdict, emitted, logprobs, n_committed)
+        state = _append_top(state, logits, n_committed)
         state = state.replace(
+            controls=advance_controls(state.controls, emitted, n_committed),
             cache=target.commit(cache, n_committed),
             status=status,
             stats=_count(state, proposal, verdict, n_committed, width),
@@ -123,6 +151,7 @@ def spec_step(
     drafter: Drafter,
     rule: VerifyRule,
     widths: tuple[int, ...],
+    n_ids: int | None = None,
 ) -> tuple[DecodeState, PassInfo | None]:
     """Runs one pass at the narrowest width that holds the proposal.
 
@@ -135,6 +164,7 @@ def spec_step(
       rule: the verify rule.
       widths: widths the compiled pass may have, ascending; the last is at least
         gamma + 1. One width means that every pass has it.
+      n_ids: ids that have a token; None: all.
 
     Returns:
       The state, and the pass's diagnostics where there is a single width.
@@ -148,6 +178,7 @@ def spec_step(
         target=target,
         drafter=drafter,
         rule=rule,
+        n_ids=n_ids,
     )
     if len(widths) == 1:
         return at(state, proposal, width=widths[0])
@@ -187,9 +218,21 @@ def _judge(
     state: DecodeState,
     proposal: Proposal,
     logits: Float[Array, "B W V"],
+    features: Features,
     rule: VerifyRule,
 ) -> Verdict:
-    """Runs the rule on warped scores, with noise only where something samples."""
+    """Runs the rule on warped scores, with noise only where something samples.
+
+    Args:
+      state: slots.
+      proposal: the drafts.
+      logits: the target's, after the rows' controls.
+      features: the target's, of the same rows.
+      rule: the rule.
+
+    Returns:
+      The verdict, without diagnostics.
+    """
     settings = state.settings
     batch, width, vocab = logits.shape
     if rule.greedy_only:
@@ -202,13 +245,20 @@ def _judge(
             noise = gumbel_noise(settings.seed, position, vocab)
         else:
             noise = uniform_noise(settings.seed, state.length, width - 1)
-        verdict = rule.verify(proposal, scores, noise)
+        more = ()
+        if rule.evidence:
+            judged = rule.judge and rule.judge(features, proposal.tokens)
+            logprobs = logits - log_normalizer(logits)[..., None]
+            more = (Evidence(logprobs, judged),)
+        verdict = rule.verify(proposal, scores, noise, *more)
         return verdict._replace(info={})
 
     def greedy(logits: Array) -> Verdict:
-        # At temperature 0 every rule's law is the argmax: no warp, no noise.
+        # At temperature 0 the target's law is its argmax: no warp, no noise.
         return argmax_rule.verify(proposal, logits, None)._replace(info={})
 
+    if rule.evidence:
+        return sampled(logits)
     anyone = jnp.any((settings.temperature > 0) & (state.status == Status.RUNNING))
     return jax.lax.cond(anyone, sampled, greedy, logits)
 
@@ -234,9 +284,21 @@ def _emit(
 
 
 def _truncate(
-    state: DecodeState, verdict: Verdict, emitted: Array, finite: Array
+    state: DecodeState,
+    verdict: Verdict,
+    emitted: Array,
+    finite: Array,
+    possible: Array,
 ) -> tuple[Array, Array]:
     """Finds how much of what a pass emits is committed, and what becomes of rows.
+
+    Args:
+      state: slots.
+      verdict: what the rule decided.
+      emitted: what the pass may emit, [B, W].
+      finite: whether the logits of each position can be used, [B, W].
+      possible: whether the token may stand there. A rule never picks one that may
+        not unless none may: then the controls left nothing.
 
     Returns:
       Tokens committed, [B], and the new status, [B].
@@ -246,14 +308,14 @@ def _truncate(
     n = verdict.n_accepted + 1
     inside = position < n[:, None]
     first = lambda mark: jnp.min(jnp.where(mark & inside, position, width), axis=1)
-    bad = first(~finite)
+    bad = first(~finite | ~possible)
     stop = first(jnp.any(emitted[..., None] == state.stop_ids[:, None, :], axis=-1))
     n = jnp.minimum(jnp.minimum(n, bad), stop + 1)
     running = state.status == Status.RUNNING
     n = jnp.where(running, n, 0)
     status = jnp.where(
         bad <= jnp.minimum(stop, verdict.n_accepted),
-        Status.ERROR,
+        jnp.where(first(~finite) == bad, Status.ERROR, Status.DEAD_END),
         jnp.where(
             stop < width,
             Status.STOPPED,
@@ -297,6 +359,29 @@ def _append(
         length=state.length + n_committed,
         n_new=n_committed,
     )
+
+
+def _append_top(
+    state: DecodeState, logits: Float[Array, "B W V"], n_committed: Array
+) -> DecodeState:
+    """Writes the most probable tokens of the committed positions."""
+    if state.top is None:
+        return state
+    batch, width, _ = logits.shape
+    values, ids = jax.lax.top_k(logits, state.top.ids.shape[2])
+    position = jnp.arange(width)[None, :]
+    at = jnp.where(
+        position < n_committed[:, None],
+        state.length[:, None] - n_committed[:, None] + position,
+        state.tokens.shape[1],
+    )
+    rows = jnp.arange(batch)[:, None]
+    logprobs = values - log_normalizer(logits)[..., None]
+    top = TopTokens(
+        state.top.ids.at[rows, at].set(ids, mode="drop"),
+        state.top.logprobs.at[rows, at].set(logprobs, mode="drop"),
+    )
+    return state.replace(top=top)
 
 
 def _count(

@@ -78,6 +78,9 @@ class Drafter(NamedTuple):
       propose: (params, state, context) -> (Proposal, state).
       commit: (params, state, context) -> state; the context is the one after the
         pass.
+      copy_row: (state, source, row, length) -> state; the row becomes what prefill of
+        the source's first ``length`` tokens would have made it, whatever the source
+        has seen since. None where the state does not hold that any more.
     """
 
     spec: DrafterSpec
@@ -86,6 +89,7 @@ class Drafter(NamedTuple):
     reset_row: Callable[..., Any]
     propose: Callable[..., tuple[Proposal, Any]]
     commit: Callable[..., Any]
+    copy_row: Callable[..., Any] | None = None
 
 
 def stateless(
@@ -107,6 +111,7 @@ def stateless(
         reset_row=lambda state, row: state,
         propose=lambda params, state, context: (propose(context), state),
         commit=lambda params, state, context: state,
+        copy_row=lambda state, source, row, length: state,
     )
 
 

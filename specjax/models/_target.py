@@ -51,6 +51,8 @@ class Target(NamedTuple):
         batch row. Token ids must be inside the vocabulary.
       commit: (cache, n [B]) -> cache; moves the lengths by n.
       reset_row: (cache, row) -> cache; empties one row.
+      copy_row: (cache, source, row, length) -> cache; the row then holds the first
+        ``length`` tokens of the source row, which holds at least as many.
     """
 
     spec: TargetSpec
@@ -58,6 +60,7 @@ class Target(NamedTuple):
     forward: Callable[..., Any]
     commit: Callable[..., Any]
     reset_row: Callable[..., Any]
+    copy_row: Callable[..., Any]
 
 
 @functools.cache
@@ -110,7 +113,7 @@ def decoder_target(config: DecoderConfig, taps: tuple[int, ...] = ()) -> Target:
         width=config.width,
         taps=taps,
     )
-    return Target(spec, init_cache, forward, kv.commit, kv.reset_row)
+    return Target(spec, init_cache, forward, kv.commit, kv.reset_row, kv.copy_row)
 
 
 def _abstract_decoder(config: DecoderConfig) -> Decoder:

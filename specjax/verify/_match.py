@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from specjax.ops.vocab import argmax
+from specjax.sampling import gumbel_argmax
 from specjax.typing import Array, Float
 from specjax.verify._protocol import (
     ProposalLike,
@@ -30,10 +31,10 @@ def _greedy(
 def _coupled(
     proposal: ProposalLike,
     target_scores: Float[Array, "B N1 V"],
-    noise: Float[Array, "B N1 V"],
+    noise: Float[Array, "B N1 Z"],
 ) -> Verdict:
     """Accepts drafts equal to the Gumbel-argmax; see ``coupled``."""
-    return _match(proposal, argmax(target_scores + noise))
+    return _match(proposal, gumbel_argmax(target_scores, noise))
 
 
 #: Keeps drafts that are the target's argmax (ties: lowest id) and continues with the

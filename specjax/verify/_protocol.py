@@ -39,12 +39,38 @@ class Verdict(NamedTuple):
       next_token: the token after them (correction or bonus), [B].
       info: diagnostics of the rule; unused fields vanish under jit. Chain rules give
         ``accept_prob`` [B, N], the probability that position i is accepted given
-        that those before it were.
+        that those before it were. Rules with ``uniform`` noise also give what
+        ``testing.oracle`` needs to know their law:
+
+        * ``next_weights`` [B, V]: unnormalised law of ``next_token`` over
+          ``noise.draw``, given ``noise.accept``;
+        * ``test_prob`` [B, N]: the probability that ``noise.accept[:, i]`` passes
+          position i's own test, where that is not ``accept_prob``;
+        * ``row_weights`` [B, N, V]: where a position has no test of its own but a
+          token drawn with ``noise.accept[:, i]``, that token's unnormalised law.
     """
 
     n_accepted: Int[Array, " B"]
     next_token: Int[Array, " B"]
     info: dict[str, Array]
+
+
+class Evidence(NamedTuple):
+    """What lossy rules look at besides the law that is sampled from.
+
+    At temperature 0 the warped scores are a point mass and say nothing of how good
+    another token would have been.
+
+    Attributes:
+      target_logprobs: log-softmax of the target's logits after what a request bans,
+        forces or biases (-inf: the token may not stand there), at temperature 1 and
+        without top-k, top-p and min-p. float32 [B, N+1, V], rows as in the scores.
+      judge_scores: what the rule's ``judge`` said of each draft, [B, N]; None for
+        rules that have none.
+    """
+
+    target_logprobs: Float[Array, "B N1 V"]
+    judge_scores: Float[Array, "B N"] | None = None
 
 
 class VerifyRule(NamedTuple):
@@ -54,18 +80,27 @@ class VerifyRule(NamedTuple):
       name: as in the registry.
       lossless: whether the output law is exactly the target's.
       noise: what ``verify`` takes as its third argument: ``none``, ``uniform``
-        (``sampling.UniformNoise``) or ``gumbel`` ([B, N+1, V], keyed by position).
+        (``sampling.UniformNoise``) or ``gumbel`` (``sampling.gumbel_noise``,
+        [B, N+1, Z], keyed by position).
       greedy_only: whether the rule needs temperature 0 in every row.
       verify: (proposal, target_scores [B, N+1, V], noise) -> Verdict. The scores are
         warped log-probabilities (natural log) up to a constant a row; row i scores
-        draft token i, row n the token after n accepted ones.
+        draft token i, row n the token after n accepted ones. With ``evidence`` an
+        ``Evidence`` is its fourth argument.
+      evidence: whether ``verify`` looks at ``Evidence``. Such a rule keeps more than
+        the argmax at temperature 0 and must be run there as it is.
+      judge: (features, tokens [B, N]) -> scores [B, N] for the evidence, or None. The
+        features are the target's of the pass (``models.Features``), N+1 rows of it:
+        row i predicted draft i, row i+1 has read it.
     """
 
     name: str
     lossless: bool
     noise: Literal["none", "uniform", "gumbel"]
     greedy_only: bool
-    verify: Callable[[Any, Array, Any], Verdict]
+    verify: Callable[..., Verdict]
+    evidence: bool = False
+    judge: Callable[[Any, Array], Array] | None = None
 
 
 def accepted_prefix(accept: Array, n_valid: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -32,6 +32,7 @@ def run(
     batch=3,
     capacity=CAPACITY,
     passes=16,
+    **options,
 ):
     """Decodes requests; returns their completions in order."""
     engine = make_engine(
@@ -43,6 +44,7 @@ def run(
         batch=batch,
         capacity=capacity,
         passes=passes,
+        **options,
     )
     return drain(engine, requests)
 
@@ -57,6 +59,7 @@ def make_engine(
     batch=3,
     capacity=CAPACITY,
     passes=16,
+    **options,
 ):
     if exact and width is None:
         width = GAMMA + 1
@@ -70,6 +73,7 @@ def make_engine(
         width=width,
         draft_params=draft.params,
         passes_per_call=passes,
+        **options,
     )
 
 

@@ -103,7 +103,7 @@ def test_unknown_names_list_the_known_ones():
         r"'medusa' is not known; known drafters: plain, prompt_l", drafter="medusa"
     )
     _refused(
-        r"'typical' is not known; known rules: coupled, greedy, rej", rule="typical"
+        r"'nucleus' is not known; known rules: block, coupled, greedy", rule="nucleus"
     )
 
 

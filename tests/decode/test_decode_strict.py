@@ -6,6 +6,7 @@ import pytest
 from specjax import drafters, verify
 from specjax.decode import init_state, spec_step
 from specjax.models import DecoderConfig, abstract_params, decoder_target
+from specjax.sampling import ControlSpec
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_strict")
@@ -37,7 +38,15 @@ def test_nothing_is_promoted_by_chance(rule, drafter, dtype):
     target, drafter = decoder_target(config), drafters.by_name(drafter, 3)
 
     def step(params):
-        state = init_state(target, drafter, batch=2, capacity=64, n_stop_ids=2)
+        state = init_state(
+            target,
+            drafter,
+            batch=2,
+            capacity=64,
+            n_stop_ids=2,
+            controls=ControlSpec(),
+            n_top=0,
+        )
         return spec_step(
             params,
             None,

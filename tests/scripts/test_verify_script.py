@@ -41,3 +41,22 @@ def test_wrong_arguments_exit_2_with_the_reason(arguments):
     done = _run("--prompts=/no/such/file.jsonl")
     assert done.returncode == 2 and "/no/such/file.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_change_nothing_either(arguments):
+    settings = "--settings=penalties,bias,least"
+    done = _run(*arguments, settings, "--temperatures=0.8", "--max_new_tokens=16")
+    assert done.returncode == 0, done.stderr
+    assert "3 comparisons, 0 differences" in done.stdout
+    done = _run(*arguments, "--settings=telepathy")
+    assert done.returncode == 2 and "known: penalties, bias, least" in done.stderr
+
+
+def test_row_invariance_script(arguments):
+    script = SCRIPT.with_name("row_invariance.py")
+    command = [sys.executable, str(script), *arguments, "--widths=3", "--limit=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "exact" in done.stdout and "flips, 3 rows" in done.stdout
+    done = subprocess.run([*command, "--widths=1"], capture_output=True, text=True)
+    assert done.returncode == 2 and "width=1 must be at least 2" in done.stderr

@@ -1,5 +1,6 @@
 """What each rule does with one given proposal, score table and noise."""
 
+import functools
 import itertools
 
 import jax
@@ -9,16 +10,31 @@ import pytest
 
 from specjax import verify
 from specjax.drafters import Proposal
-from specjax.sampling import UniformNoise
-from specjax.verify import accepted_prefix
+from specjax.sampling import Settings, UniformNoise, warp
+from specjax.verify import Evidence, accepted_prefix
 
-RULES = [verify.greedy, verify.rejection, verify.coupled]
+JUDGE = verify.judge(lambda features, tokens: tokens % 3, 1.5)
+RULES = [*verify.REGISTRY.values(), JUDGE]
+BY_Q = [verify.rejection, verify.block, verify.lenient(0.5)]
+MATCHING = [verify.greedy, verify.coupled, verify.sample_and_match]
 BELOW_ONE = 1 - 2.0**-24
+
+_each = functools.partial(pytest.mark.parametrize, "rule", ids=lambda rule: rule.name)
+
+
+def _eager(rule, proposal, scores, noise, verify=None):
+    """Runs a rule, giving it the evidence it asks for: here, the scores' own."""
+    verify = rule.verify if verify is None else verify
+    if not rule.evidence:
+        return verify(proposal, scores, noise)
+    judge = rule.judge and rule.judge(None, proposal.tokens)
+    evidence = Evidence(jax.nn.log_softmax(scores, axis=-1), judge)
+    return verify(proposal, scores, noise, evidence)
 
 
 @pytest.fixture
 def run():
-    return lambda rule, *args: jax.jit(rule.verify)(*args)
+    return lambda rule, *args: _eager(rule, *args, verify=jax.jit(rule.verify))
 
 
 def _proposal(tokens, logprobs=None, n_valid=None):
@@ -84,7 +100,7 @@ def test_accepted_prefix_counts_leading_valid_passes():
             np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 def test_counts_lie_in_range_for_every_n_valid(run, rule):
     for seed in range(3):
         proposal, scores, noise = _case(rule, seed=seed)
@@ -96,17 +112,17 @@ def test_counts_lie_in_range_for_every_n_valid(run, rule):
         np.testing.assert_array_equal(n[proposal.n_valid == 0], 0)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 def test_jit_decides_as_eager_does(run, rule):
     case = _case(rule)
-    compiled, eager = run(rule, *case), rule.verify(*case)
+    compiled, eager = run(rule, *case), _eager(rule, *case)
     np.testing.assert_array_equal(compiled.n_accepted, eager.n_accepted)
     np.testing.assert_array_equal(compiled.next_token, eager.next_token)
     for key, value in compiled.info.items():
         np.testing.assert_allclose(value, eager.info[key], atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 def test_what_lies_beyond_n_valid_changes_nothing(run, rule):
     proposal, scores, noise = _case(rule)
     before = run(rule, proposal, scores, noise)
@@ -122,7 +138,7 @@ def test_what_lies_beyond_n_valid_changes_nothing(run, rule):
     np.testing.assert_array_equal(before.next_token, after.next_token)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 def test_rows_are_independent(run, rule):
     proposal, scores, noise = _case(rule)
     whole = run(rule, proposal, scores, noise)
@@ -136,7 +152,7 @@ def test_rows_are_independent(run, rule):
     np.testing.assert_array_equal(moved.next_token, whole.next_token[order])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 def test_nan_row_disturbs_no_other(run, rule):
     proposal, scores, noise = _case(rule, batch=4)
     before = run(rule, proposal, scores, noise)
@@ -148,7 +164,7 @@ def test_nan_row_disturbs_no_other(run, rule):
     assert 0 <= after.next_token[2] < 5 and 0 <= after.n_accepted[2] <= 4
 
 
-@pytest.mark.parametrize("rule", RULES)
+@_each(RULES)
 @pytest.mark.parametrize("logprobs", [True, False])
 def test_no_draft_positions(run, rule, logprobs):
     scores = jnp.asarray([[[0.0, 3.0, 1.0]], [[2.0, -1.0, -jnp.inf]]])
@@ -189,42 +205,74 @@ def test_coupled_takes_the_lowest_of_ties(run):
     assert int(verdict.n_accepted[0]) == 1 and int(verdict.next_token[0]) == 0
 
 
-def test_coupled_ignores_what_the_draft_says_of_itself(run):
-    proposal, scores, noise = _case(verify.coupled)
-    with_q = run(verify.coupled, proposal, scores, noise)
-    without = run(verify.coupled, proposal._replace(logprobs=None), scores, noise)
+@_each([*MATCHING, verify.typical(), verify.relaxed(), JUDGE])
+def test_rules_without_q_ignore_what_the_draft_says_of_itself(run, rule):
+    proposal, scores, noise = _case(rule)
+    with_q = run(rule, proposal, scores, noise)
+    without = run(rule, proposal._replace(logprobs=None), scores, noise)
     np.testing.assert_array_equal(with_q.n_accepted, without.n_accepted)
     np.testing.assert_array_equal(with_q.next_token, without.next_token)
 
 
 @pytest.mark.parametrize("token", [-1, 4, 2**31 - 1])
-@pytest.mark.parametrize("rule", [verify.greedy, verify.coupled])
+@_each(MATCHING)
 def test_matching_rules_reject_ids_outside(run, rule, token):
     scores = jnp.zeros((1, 2, 4)).at[:, :, 3].set(9.0)
-    noise = None if rule.noise == "none" else jnp.zeros((1, 2, 4))
+    noise = {
+        "none": None,
+        "uniform": _uniform([[0.5]]),
+        "gumbel": jnp.zeros((1, 2, 4)),
+    }[rule.noise]
     verdict = run(rule, _proposal([[token]]), scores, noise)
     assert int(verdict.n_accepted[0]) == 0 and int(verdict.next_token[0]) == 3
 
 
+@_each([*BY_Q, verify.sample_and_match])
 @pytest.mark.parametrize("draft", [(0.0, 0.7, 0.3), (0.0, 0.0, 1.0), None])
-def test_impossible_token_is_not_accepted_at_zero(run, draft):
+def test_impossible_token_is_not_accepted_at_zero(run, rule, draft):
     # Token 1 or 2 is proposed, the target allows 0 alone; the uniform is exactly 0.
     target = _log([[[1.0, 0.0, 0.0]] * 2])
     logprobs = None if draft is None else _log([[draft]])
     for token in (1, 2):
         proposal = _proposal([[token]], logprobs)
-        verdict = run(verify.rejection, proposal, target, _uniform([[0.0]], 0.0))
+        verdict = run(rule, proposal, target, _uniform([[0.0]], 0.0))
         assert int(verdict.n_accepted[0]) == 0
         assert int(verdict.next_token[0]) == 0
         assert float(verdict.info["accept_prob"][0, 0]) == 0.0
 
 
-def test_draft_of_probability_zero_gives_no_nan(run):
+@_each([*BY_Q, verify.sample_and_match])
+def test_nothing_is_accepted_after_an_impossible_token_at_zero(run, rule):
+    # The drafts after it are the likeliest there are; every uniform is exactly 0.
+    target = _log([[[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.1, 0.0, 0.9], [0.3] * 3]])
+    logprobs = _log([[[0.2, 0.2, 0.6], [0.5, 0.1, 0.4], [0.6, 0.2, 0.2]]])
+    for q in (logprobs, None):
+        proposal = _proposal([[2, 1, 2]], q)
+        verdict = run(rule, proposal, target, _uniform([[0.0] * 3], 0.0))
+        assert int(verdict.n_accepted[0]) == 0
+        assert int(verdict.next_token[0]) == 0
+
+
+@_each([rule for rule in verify.REGISTRY.values() if not rule.evidence])
+@pytest.mark.parametrize("kind", ["drawn", "point"])
+def test_temperature_zero_is_greedy(run, rule, kind):
+    for seed in range(3):
+        proposal, logits, noise = _case(rule, batch=40, seed=seed)
+        proposal = proposal if kind == "drawn" else proposal._replace(logprobs=None)
+        got = run(rule, proposal, warp(logits, Settings.full(40)), noise)
+        expected = run(verify.greedy, proposal, logits, None)
+        np.testing.assert_array_equal(got.n_accepted, expected.n_accepted)
+        np.testing.assert_array_equal(got.next_token, expected.next_token)
+        assert 0 < np.mean(got.n_accepted) < 4
+
+
+@_each(BY_Q)
+def test_draft_of_probability_zero_gives_no_nan(run, rule):
     # q(x) = 0 cannot be drawn; whatever happens, the numbers stay numbers.
     target, logprobs = _log([[[0.5, 0.5, 0.0]] * 2]), _log([[[1.0, 0.0, 0.0]]])
     for token in (1, 2):
         verdict = run(
-            verify.rejection,
+            rule,
             _proposal([[token]], logprobs),
             target,
             _uniform([[BELOW_ONE]]),
@@ -236,7 +284,8 @@ def test_draft_of_probability_zero_gives_no_nan(run):
         assert float(verdict.info["accept_prob"][0, 0]) == expected
 
 
-def test_residual_of_nothing_falls_back_to_the_target(run):
+@_each([verify.rejection, verify.block])
+def test_residual_of_nothing_falls_back_to_the_target(run, rule):
     p = np.array([0.5, 0.3, 0.2])
     # q above p everywhere, as rounding may leave it: rejected, yet no residual.
     logprobs = np.log(p)[None, None] + 1e-3
@@ -244,17 +293,18 @@ def test_residual_of_nothing_falls_back_to_the_target(run):
     proposal = _proposal([[0]], logprobs)
     expected = {0.1: 0, 0.6: 1, 0.9: 2}
     for u, token in expected.items():
-        verdict = run(verify.rejection, proposal, target, _uniform([[BELOW_ONE]], u))
+        verdict = run(rule, proposal, target, _uniform([[BELOW_ONE]], u))
         assert int(verdict.n_accepted[0]) == 0
         np.testing.assert_allclose(verdict.info["next_weights"][0], p, atol=1e-6)
         assert int(verdict.next_token[0]) == token
 
 
-def test_equal_laws_accept_whatever_the_uniform(run):
+@_each(BY_Q)
+def test_equal_laws_accept_whatever_the_uniform(run, rule):
     p = np.random.default_rng(0).dirichlet(np.ones(5), (1, 3))
     proposal = _proposal([[4, 0]], np.log(p[:, :2]))
     for u in (0.0, 0.5, 1 - 1e-5):
-        verdict = run(verify.rejection, proposal, _log(p), _uniform([[u, u]]))
+        verdict = run(rule, proposal, _log(p), _uniform([[u, u]]))
         assert int(verdict.n_accepted[0]) == 2
 
 
@@ -282,10 +332,11 @@ def test_rejection_draws_from_the_residual_and_the_bonus_row(run):
         )
 
 
-def test_n_valid_ends_a_row_with_the_target_not_the_residual(run):
+@_each(BY_Q)
+def test_n_valid_ends_a_row_with_the_target_not_the_residual(run, rule):
     p = np.array([[[0.4, 0.4, 0.2], [0.1, 0.2, 0.7]]])
     proposal = _proposal([[2]], np.log([[[0.2, 0.3, 0.5]]]), n_valid=[0])
-    verdict = run(verify.rejection, proposal, _log(p), _uniform([[0.9]]))
+    verdict = run(rule, proposal, _log(p), _uniform([[0.9]]))
     np.testing.assert_allclose(verdict.info["next_weights"][0], p[0, 0], atol=1e-6)
 
 
@@ -300,19 +351,30 @@ def test_scores_count_up_to_a_constant_a_row(run, scale):
         np.testing.assert_array_equal(a.next_token, b.next_token)
 
 
-def test_other_vocabulary_is_refused(run):
+@_each(BY_Q)
+def test_other_vocabulary_is_refused(run, rule):
     proposal = _proposal([[0]], np.zeros((1, 1, 4)))
     with pytest.raises(ValueError, match=r"4 entries.*5"):
-        run(verify.rejection, proposal, jnp.zeros((1, 2, 5)), _uniform([[0.5]]))
+        run(rule, proposal, jnp.zeros((1, 2, 5)), _uniform([[0.5]]))
 
 
 def test_registry():
-    assert set(verify.REGISTRY) >= {"greedy", "rejection", "coupled"}
+    assert set(verify.REGISTRY) == {
+        "greedy",
+        "rejection",
+        "block",
+        "sample_and_match",
+        "coupled",
+        "typical",
+        "relaxed",
+        "lenient",
+    }
     for name, rule in verify.REGISTRY.items():
         assert verify.by_name(name) is rule and rule.name == name
         assert rule.noise in ("none", "uniform", "gumbel")
-    assert verify.greedy.greedy_only
-    assert verify.greedy.lossless and verify.rejection.lossless
-    assert verify.coupled.lossless and not verify.coupled.greedy_only
-    with pytest.raises(ValueError, match=r"'block_'.*coupled.*greedy.*rejection"):
+        assert rule.greedy_only == (name == "greedy")
+        assert rule.lossless == (name not in ("typical", "relaxed", "lenient"))
+        assert rule.evidence == (name in ("typical", "relaxed"))
+        assert rule.judge is None and hash(rule) == hash(verify.by_name(name))
+    with pytest.raises(ValueError, match=r"'block_'.*block.*coupled.*greedy.*lenient"):
         verify.by_name("block_")

@@ -46,6 +46,28 @@ def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     return jnp.log(total) + shift[..., 0]
 
 
+def lanes_log_normalizer(
+    scores: Float[Array, "*rows R C"],
+) -> Float[Array, "*rows C"]:
+    """Returns log(sum(exp(scores))) over the lanes R of each column, float32.
+
+    Args:
+      scores: float rows as a table; -inf entries count as probability zero.
+
+    Returns:
+      The log-normalisers, -inf for a column of -inf, NaN for one holding NaN.
+    """
+    scores = scores.astype(jnp.float32)
+    top = jnp.max(scores, axis=-2, keepdims=True)
+    shift = jnp.where(jnp.isfinite(top), top, 0.0)
+    weights = jnp.exp(scores - shift)
+    if current_platform() == "cpu":
+        total = _halve(lax.optimization_barrier(weights))
+    else:
+        total = jnp.sum(weights, axis=-2, keepdims=True)
+    return (jnp.log(total) + shift)[..., 0, :]
+
+
 def _sum(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     """Sums rows, on CPUs in an order that does not depend on their number.
 
@@ -57,7 +79,12 @@ def _sum(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     lanes = 256
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % lanes)])
     x = lax.optimization_barrier(x.reshape(*x.shape[:-1], lanes, -1))
+    return row_sum(_halve(x))[..., 0, 0]
+
+
+def _halve(x: Float[Array, "*rows R C"]) -> Float[Array, "*rows 1 C"]:
+    """Sums the lanes, half onto half; their number is a power of two."""
     while x.shape[-2] > 1:
         half = x.shape[-2] // 2
         x = x[..., :half, :] + x[..., half:, :]
-    return row_sum(x)[..., 0, 0]
+    return x

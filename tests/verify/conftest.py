@@ -1,0 +1,15 @@
+import pytest
+
+from specjax.testing.law_table import LawError
+from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal_summary
+
+
+@pytest.fixture
+def record_law(record_property):
+    """Puts a comparison of laws into the table at the end of the run."""
+
+    def record(rule, proposal, law, error, *, against="target"):
+        error = LawError(rule.name, "chain", proposal, str(law.dtype), against, error)
+        record_property("law", error.record())
+
+    return record
