@@ -26,10 +26,20 @@ def get_config() -> ConfigDict:
     config.min_p = 0.0
     config.seed = 0
     config.max_new_tokens = 128
+    config.min_new_tokens = 0
     config.stop = ()
+    config.repetition_penalty = 1.0
+    config.presence_penalty = 0.0
+    config.frequency_penalty = 0.0
+    config.logit_bias = config_dict.placeholder(str)  # JSON text or @file
+    config.banned_ids = ()
+    config.regex = config_dict.placeholder(str)
+    config.json_schema = config_dict.placeholder(str)  # JSON text or @file
     config.chat = config_dict.placeholder(bool)  # None: where there is a template
     config.ignore_eos = False
 
     config.ids = True
     config.logprobs = False
+    config.top_logprobs = 0
+    config.n_samples = 1
     return config

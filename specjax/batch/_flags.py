@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from absl import flags, logging
@@ -16,6 +17,8 @@ from specjax.weights import KNOWN_MODELS
 
 _FILES = tuple(field.name for field in dataclasses.fields(Files))
 _SETTINGS = tuple(field.name for field in dataclasses.fields(BatchSettings))
+# Given as JSON text, or as @ and the path of a file with it.
+_JSON = ("logit_bias", "json_schema")
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -34,12 +37,20 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
     def define(kind: str, name: str, text: str, **options: Any) -> None:
         default = getattr(BatchSettings(), name, None)
-        if kind == "multi_string":
+        if kind.startswith("multi"):
             default = list(default or ())
+        elif name in _JSON:
+            default = None
         getattr(flags, f"DEFINE_{kind}")(
             name, default, text, flag_values=flag_values, **options
         )
 
+    _define_run(define)
+    _define_sampling(define)
+
+
+def _define_run(define: Callable[..., None]) -> None:
+    """Defines what holds for all records."""
     names = lambda registry: ", ".join(sorted(registry))
     define("string", "prompt", "One prompt, whose text is streamed to stdout.")
     define("string", "prompts", "JSONL file of prompts; needs --output.")
@@ -48,13 +59,6 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     define("string", "drafter", f"Drafter: {names(drafters.REGISTRY)}.")
     define("integer", "gamma", "Draft tokens a pass.")
     define("string", "rule", f"Verify rule: {names(verify.REGISTRY)}.")
-    define("float", "temperature", "0 is greedy.")
-    define("integer", "top_k", "Keep the k most probable tokens; 0 is off.")
-    define("float", "top_p", "Keep the most probable tokens of this mass; 1 is off.")
-    define("float", "min_p", "Least probability relative to the best; 0 is off.")
-    define("integer", "seed", "Seed of every prompt's random numbers.")
-    define("integer", "max_new_tokens", "Most tokens to generate a turn.")
-    define("multi_string", "stop", "String that ends a text; may be repeated.")
     define("integer", "batch_size", "Prompts decoded side by side (--prompts only).")
     define("string", "dtype", f"Type of the parameters: {', '.join(DTYPES)}.")
     define("integer", "capacity", "Tokens a slot holds; unset fits the longest prompt.")
@@ -63,6 +67,52 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     define("bool", "ignore_eos", "Do not stop at the model's end tokens.")
     define("bool", "ids", "Write the generated ids (--prompts only).")
     define("bool", "logprobs", "Write log-probabilities of the ids (--prompts only).")
+    define(
+        "integer",
+        "top_logprobs",
+        "Write so many most probable ids of each position (--prompts only).",
+    )
+    define("integer", "n_samples", "Texts a prompt, of seeds counting up (--prompts).")
+
+
+def _define_sampling(define: Callable[..., None]) -> None:
+    """Defines what a record's own settings win over."""
+    define("float", "temperature", "0 is greedy.")
+    define("integer", "top_k", "Keep the k most probable tokens; 0 is off.")
+    define("float", "top_p", "Keep the most probable tokens of this mass; 1 is off.")
+    define("float", "min_p", "Least probability relative to the best; 0 is off.")
+    define("integer", "seed", "Seed of every prompt's random numbers.")
+    define("integer", "max_new_tokens", "Most tokens to generate a turn.")
+    define("integer", "min_new_tokens", "No end of a turn before so many tokens.")
+    define("multi_string", "stop", "String that ends a text; may be repeated.")
+    define(
+        "float",
+        "repetition_penalty",
+        "Divides logits of tokens in prompt or output, multiplies negative ones; 1 is "
+        "off.",
+    )
+    define(
+        "float",
+        "presence_penalty",
+        "Subtracted from logits of tokens in the output; 0 is off.",
+    )
+    define(
+        "float",
+        "frequency_penalty",
+        "Subtracted as often as a token is in the output; 0 is off.",
+    )
+    define(
+        "string",
+        "logit_bias",
+        'Added to the logits of ids: JSON text {"id": bias}, or @FILE with it.',
+    )
+    define("multi_integer", "banned_ids", "Id never to emit; may be repeated.")
+    define("string", "regex", "Expression that a text matches from end to end.")
+    define(
+        "string",
+        "json_schema",
+        "Schema of a text that is JSON: JSON text, or @FILE with it.",
+    )
 
 
 def parse_flags(
@@ -125,5 +175,20 @@ def read_flags(
     for name in (*_FILES, *_SETTINGS):
         if flag_values[name].present:
             given[name] = flag_values[name].value
+    for name in _JSON:
+        given[name] = _read_at(name, given.get(name))
     files = {name: given.pop(name) for name in _FILES if name in given}
     return BatchSettings(**given), Files(**files)
+
+
+def _read_at(name: str, value: Any) -> Any:
+    """Returns the text of a file where the value is @ and its path."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--{name}={value} cannot be read ({error}): give @ and the path of a "
+            "UTF-8 file, or JSON text."
+        ) from error

@@ -36,6 +36,12 @@ def load_model(settings: BatchSettings) -> "Model":
         raise UsageError(
             f"{model.name} has no chat template; leave --chat out or give --nochat."
         )
+    vocab_size = model.target.spec.vocab_size
+    if settings.top_logprobs > vocab_size:
+        raise UsageError(
+            f"--top_logprobs={settings.top_logprobs} is more than the {vocab_size} ids "
+            f"of {model.name}; lower it."
+        )
     context = model.target.spec.max_context
     if settings.capacity is not None and settings.capacity > context:
         raise UsageError(

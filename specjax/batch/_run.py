@@ -5,10 +5,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from specjax.batch._constraints import Constraints
 from specjax.batch._errors import RunError, Signals, UsageError
 from specjax.batch._model import load_model
 from specjax.batch._output import OutputFile, hash_file
@@ -125,19 +126,25 @@ class _Runner:
         self._path = path
         self._out = out
         self._signals = signals
-        self._jobs: dict[Any, Job] = {}
+        # By line, one job a sample.
+        self._jobs: dict[int, list[Job]] = {}
         self._preparer = Preparer(model, settings, drafter.spec.gamma + 1)
-        # All records, the done ones too: a restart must find the same capacity.
-        capacity = settings.capacity or self._preparer.fit(read_records(path))
+        # All records, the done ones too: a restart must find the same capacity and
+        # the same constraints that fit.
+        needs = self._preparer.needs(read_records(path))
+        _tell_constraints(self._preparer.constraints)
         try:
             self._engine = Engine(
                 model,
                 drafter=drafter,
                 rule=rule,
                 batch_size=settings.batch_size,
-                capacity=capacity,
+                capacity=needs.capacity,
                 exact=settings.exact,
                 n_stop_ids=max(_N_STOP_IDS, len(model.eos_ids)),
+                controls=needs.controls,
+                token_masks=needs.token_masks,
+                n_top=settings.top_logprobs,
             )
         except jax.errors.JaxRuntimeError as error:
             _raise_out_of_memory(error, out)
@@ -172,32 +179,40 @@ class _Runner:
             try:
                 job = self._preparer.job(record)
                 self._preparer.check_fits(job, self._engine.plan.capacity)
-                self._engine.submit(self._preparer.request(job))
             except ValueError as error:
                 self._write(error_record(record, str(error)), progress)
                 continue
-            self._jobs[record.line] = job
+            self._jobs[record.line] = self._preparer.samples(job)
+            for sample in self._jobs[record.line]:
+                self._submit(sample)
+            self._finish(record.line, progress)
         return self._engine.busy
+
+    def _submit(self, job: Job) -> None:
+        """Asks for a job's next turn."""
+        try:
+            self._engine.submit(self._preparer.request(job))
+        except ValueError as refused:
+            n = len(job.completions)
+            job.error = f"turn {n + 1}: {refused}" if n else str(refused)
 
     def _finish_turn(self, completion: Completion, progress: Progress) -> None:
         """Takes an answer: on to the next turn, or to the output."""
-        job = self._jobs[completion.id]
+        line, sample = cast(tuple[int, int], completion.id)
+        job = self._jobs[line][sample]
         job.completions.append(completion)
         progress.turn(completion.stats, len(completion.ids))
-        error = completion.error
-        if error is None and not job.finished:
-            try:
-                self._engine.submit(self._preparer.request(job))
-                return
-            except ValueError as refused:
-                error = str(refused)
-        del self._jobs[completion.id]
-        if error is None:
-            self._write(self._preparer.result(job), progress)
-            return
-        number = len(job.completions) + (completion.error is None)
-        where = "" if len(job.record.turns) == 1 else f"turn {number}: "
-        self._write(self._preparer.failure(job, where + error), progress)
+        if completion.error is not None:
+            where = "" if len(job.record.turns) == 1 else "turn {}: "
+            job.error = where.format(len(job.completions)) + completion.error
+        if not job.finished:
+            self._submit(job)
+        self._finish(line, progress)
+
+    def _finish(self, line: int, progress: Progress) -> None:
+        """Writes a record where all its samples are finished."""
+        if all(job.finished for job in self._jobs[line]):
+            self._write(self._preparer.result(self._jobs.pop(line)), progress)
 
     def _write(self, result: dict[str, Any], progress: Progress) -> None:
         with self._signals.held():
@@ -257,6 +272,14 @@ def _tell_resumed(out: OutputFile, n_records: int) -> None:
         )
     if out.done:
         _say(f"going on: {len(out.done)} of {n_records} records are done")
+
+
+def _tell_constraints(constraints: Constraints) -> None:
+    if constraints.masks:
+        _say(
+            f"{len(constraints.masks)} constraints of {constraints.n_states} states, a "
+            f"table of {constraints.table_bytes / 1e6:.0f} MB"
+        )
 
 
 def _raise_out_of_memory(error: Exception, out: OutputFile) -> None:

@@ -1,18 +1,40 @@
 """The settings of a run, checked when they are made."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from specjax import drafters, verify
 from specjax.batch._errors import UsageError
 from specjax.sampling import check_sampling
 from specjax.text import check_settings
 
-#: Settings that a record of the prompt file may have of its own.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop")
+#: Settings of a request that decoding takes as they are.
+REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop")
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+#: Two ways to say what a text must look like, of which a request has one at most.
+CONSTRAINTS = ("regex", "json_schema")
+
+#: Settings that a record of the prompt file may have of its own; beside them only
+#: ``forced_ids``, which makes no sense for all records.
+SAMPLING = (
+    *REQUEST,
+    *_PENALTIES,
+    "logit_bias",
+    "banned_ids",
+    "min_new_tokens",
+    *CONSTRAINTS,
+)
 
 DTYPES = ("float32", "bfloat16")
+
+_TINY = float(np.finfo(np.float32).tiny)
+_HUGE = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,13 +46,24 @@ class BatchSettings:
       drafter: name of a drafter.
       gamma: draft tokens a pass.
       rule: name of a verify rule.
-      temperature: 0 is greedy. This and the next six: a record's own wins.
+      temperature: 0 is greedy. This and those down to ``json_schema``: a record's
+        own wins.
       top_k: 0 is off.
       top_p: 1 is off.
       min_p: 0 is off.
       seed: of every record's random numbers.
       max_new_tokens: most ids to generate a turn.
       stop: strings that end a turn's text.
+      repetition_penalty: divides positive logits of tokens in prompt or output; 1 is
+        off.
+      presence_penalty: subtracted from logits of tokens in the output; 0 is off.
+      frequency_penalty: subtracted as often as a token is in the output; 0 is off.
+      logit_bias: id -> what is added to its logit, as a mapping or as JSON text.
+      banned_ids: ids that are never emitted.
+      min_new_tokens: no end of a turn before this many ids.
+      regex: expression that a turn's text matches from end to end. A record's own
+        ``regex`` or ``json_schema`` takes the place of both.
+      json_schema: schema of the JSON text of a turn, as a mapping or as JSON text.
       batch_size: slots. With ``exact`` the text does not depend on it.
       dtype: of the parameters, ``float32`` or ``bfloat16``.
       capacity: tokens a slot may hold; None fits the longest record.
@@ -39,6 +72,9 @@ class BatchSettings:
       ignore_eos: do not stop at the model's end ids.
       ids: write the generated ids.
       logprobs: write the log-probability of each generated id.
+      top_logprobs: write so many most probable ids of each position, and their
+        log-probabilities.
+      n_samples: texts a record; sample j (from 0) has the record's seed + j.
 
     Raises:
       UsageError: a value is of a wrong type or out of range; the message names it.
@@ -55,6 +91,14 @@ class BatchSettings:
     seed: int = 0
     max_new_tokens: int = 128
     stop: tuple[str, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | str | None = None
+    banned_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    regex: str | None = None
+    json_schema: Mapping[str, Any] | str | None = None
     batch_size: int = 4
     dtype: str = "bfloat16"
     capacity: int | None = None
@@ -63,6 +107,8 @@ class BatchSettings:
     ignore_eos: bool = False
     ids: bool = True
     logprobs: bool = False
+    top_logprobs: int = 0
+    n_samples: int = 1
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -82,13 +128,19 @@ class BatchSettings:
             _check_bool("chat", self.chat)
         _check_whole("gamma", self.gamma, least=0)
         _check_whole("batch_size", self.batch_size, least=1)
+        _check_whole("top_logprobs", self.top_logprobs, least=0)
+        _check_whole("n_samples", self.n_samples, least=1)
         if self.capacity is not None:
             _check_whole("capacity", self.capacity, least=1)
         if self.dtype not in DTYPES:
             raise ValueError(
                 f"dtype {self.dtype!r} is not known; known: {', '.join(DTYPES)}."
             )
-        given = {name: getattr(self, name) for name in SAMPLING}
+        given = self.sampling
+        given["logit_bias"] = _from_json("logit_bias", given["logit_bias"])
+        if given["logit_bias"] is None:
+            given["logit_bias"] = {}
+        given["json_schema"] = _from_json("json_schema", given["json_schema"])
         for name, value in check_sampling_settings(given, "flags").items():
             # Plain types, so that a restart compares equal to what JSON gave back.
             object.__setattr__(self, name, value)
@@ -98,6 +150,11 @@ class BatchSettings:
             raise ValueError(
                 f"rule {self.rule!r} decodes at temperature 0; got "
                 f"temperature={self.temperature}. Use 'coupled' or 'rejection'."
+            )
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} is more than "
+                f"max_new_tokens={self.max_new_tokens}."
             )
 
     @property
@@ -110,6 +167,11 @@ class BatchSettings:
         values = dataclasses.asdict(self)
         del values["batch_size"]
         values["stop"] = list(self.stop)
+        values["banned_ids"] = list(self.banned_ids)
+        values["logit_bias"] = {str(i): x for i, x in values["logit_bias"].items()}
+        if self.json_schema is not None:
+            # As text: the order of its properties is that of the output's.
+            values["json_schema"] = json.dumps(self.json_schema)
         return values
 
 
@@ -117,7 +179,7 @@ def check_sampling_settings(settings: Mapping[str, Any], where: str) -> dict[str
     """Checks sampling settings, also that the device's number types hold them.
 
     Args:
-      settings: any of ``SAMPLING``.
+      settings: any of ``SAMPLING``, and ``forced_ids``.
       where: where they come from, for the message.
 
     Returns:
@@ -137,7 +199,26 @@ def check_sampling_settings(settings: Mapping[str, Any], where: str) -> dict[str
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    bias = checked.get("logit_bias", {})
+    numbers = {name: checked[name] for name in _PENALTIES if name in checked}
+    numbers |= {f"logit_bias[{ident}]": value for ident, value in bias.items()}
+    for name, value in numbers.items():
+        if value and not _TINY <= abs(value) <= _HUGE:
+            raise ValueError(
+                f"{where}: {name}={value} is not of a size that float32 holds, "
+                f"{_TINY:.3g} to {_HUGE:.3g}"
+            )
     return checked
+
+
+def _from_json(name: str, value: object) -> Any:
+    """Returns a setting that may have been given as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} {value!r:.60} is not JSON: {error}.") from None
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -4,10 +4,11 @@ import sys
 import time
 from typing import TextIO
 
+from specjax.batch._constraints import Constraints
 from specjax.batch._errors import UsageError
 from specjax.batch._model import load_model
 from specjax.batch._progress import stats_text
-from specjax.batch._settings import BatchSettings
+from specjax.batch._settings import REQUEST, BatchSettings
 from specjax.decode import Completion, stream
 
 
@@ -21,7 +22,8 @@ def run_prompt(
     """Prints the text for one prompt as it comes, then a line of statistics.
 
     Args:
-      settings: the run's; ``batch_size``, ``ids`` and ``logprobs`` play no part.
+      settings: the run's; ``batch_size``, ``n_samples``, ``ids``, ``logprobs`` and
+        ``top_logprobs`` play no part.
       prompt: the prompt.
       out: takes the text; None is stdout.
       notes: takes the statistics, so that the text alone can be piped on; None is
@@ -37,6 +39,12 @@ def run_prompt(
     notes = sys.stderr if notes is None else notes
     model = load_model(settings)
     began = time.perf_counter()
+    sampling = settings.sampling
+    try:
+        constraints = Constraints(model, ignore_eos=settings.ignore_eos)
+        controls = constraints.controls(sampling)
+    except ValueError as error:
+        raise UsageError(f"flags: {error}") from error
     try:
         pieces = stream(
             model,
@@ -48,7 +56,8 @@ def run_prompt(
             exact=settings.exact,
             capacity=settings.capacity,
             ignore_eos=settings.ignore_eos,
-            **settings.sampling,
+            controls=controls,
+            **{name: sampling[name] for name in REQUEST},
         )
     except ValueError as error:
         raise UsageError(f"--prompt: {error}") from error

@@ -37,7 +37,8 @@ class Controls:
         off.
       logit_bias: added to the logits of these ids (natural-log units); -inf bans.
       banned_ids: ids that are never emitted.
-      forced_ids: output position (0 is the first new token) -> id that stands there.
+      forced_ids: output position (0 is the first new token) -> id that stands there,
+        whatever bias and bans say of it.
       min_new_tokens: no stop id, and no stop string, before this many tokens.
       token_mask: finite-state constraint that the output obeys.
 
@@ -57,16 +58,16 @@ class Controls:
     def __post_init__(self) -> None:
         """Checks every value."""
         factor = self.repetition_penalty
-        if not (math.isfinite(factor) and factor > 0):
+        if not (_is_float32(factor) and factor > 0):
             raise ValueError(
                 f"repetition_penalty={factor} must be a finite number > 0 (1 is off)."
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not math.isfinite(value := getattr(self, name)):
+            if not _is_float32(value := getattr(self, name)):
                 raise ValueError(f"{name}={value} must be finite (0 is off).")
         for token, value in self.logit_bias.items():
             check_whole("logit_bias id", token, 0, 2**31, "a token id")
-            if math.isnan(value) or value == math.inf:
+            if value != -math.inf and not _is_float32(value):
                 raise ValueError(
                     f"logit_bias[{token}]={value} must be finite, or -inf to ban the "
                     "token; use forced_ids or a token_mask to require tokens."
@@ -121,6 +122,13 @@ class Controls:
                 f"min_new_tokens={self.min_new_tokens} is more than "
                 f"max_new_tokens={max_new_tokens}."
             )
+
+
+def _is_float32(value: float) -> bool:
+    """Whether a number is finite and stays so, and above 0 where it is, on a device."""
+    with np.errstate(over="ignore", under="ignore"):
+        number = np.float32(value)
+    return bool(np.isfinite(number)) and (number == 0) == (value == 0)
 
 
 #: Controls that change nothing.

@@ -17,7 +17,7 @@ from specjax.cache import check_capacity
 from specjax.decode._compiled import Plan, Snapshot, prefill_chunks, programs
 from specjax.decode._controls import NO_CONTROLS, Controls, MaskTable, row_controls
 from specjax.decode._results import Completion, FinishReason, Stats
-from specjax.decode._state import Status, with_masks
+from specjax.decode._state import DecodeState, Status, with_masks
 from specjax.drafters import Drafter
 from specjax.sampling import ControlSpec, Settings, check_sampling, check_whole
 from specjax.text import StopStringMatcher, TextStream, TokenMask
@@ -208,6 +208,11 @@ class Engine:
         self._queue: collections.deque[Request] = collections.deque()
         # The prompt whose keys and values stand in each slot's cache.
         self._cached: list[tuple[int, ...] | None] = [None] * batch_size
+
+    @property
+    def state(self) -> DecodeState:
+        """The slots on the device, for tests and tools; the next step donates them."""
+        return self._state
 
     @property
     def busy(self) -> bool:
@@ -424,8 +429,8 @@ def _finish(slot: _Slot, status: Status, stats: Stats) -> Completion:
         error = (
             f"The target's logits for {where} are not finite."
             if status == Status.ERROR
-            else f"The request's controls leave no token for {where}: bans, forced "
-            "tokens, min_new_tokens and token_mask exclude one another there."
+            else f"The request's controls leave no token for {where}: banned_ids, "
+            "forced_ids, min_new_tokens and token_mask together exclude every one."
         )
     return Completion(
         id=slot.request.id,

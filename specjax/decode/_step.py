@@ -65,6 +65,12 @@ def draft(
     known = (proposal.tokens >= 0) & (proposal.tokens < target.spec.vocab_size)
     sound = known
     if proposal.logprobs is not None:
+        if proposal.logprobs.dtype != jnp.float32:
+            raise TypeError(
+                f"drafter {drafter.spec.name!r}: Proposal.logprobs is "
+                f"{proposal.logprobs.dtype}; it must be the float32 array that the "
+                "tokens were drawn from."
+            )
         # The largest entry is NaN where any is.
         sound &= jnp.isfinite(jnp.max(proposal.logprobs, axis=-1))
     n_sound = jnp.sum(jnp.cumprod(sound.astype(jnp.int32), axis=1), axis=1)

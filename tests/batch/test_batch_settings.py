@@ -1,6 +1,7 @@
 """Settings, flags and configuration files."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def _read(*args):
     ("given", "message"),
     [
         ({"drafter": "nope"}, "known drafters: plain, prompt_lookup"),
-        ({"rule": "nope"}, "known rules: coupled, greedy, rejection"),
+        ({"rule": "nope"}, "known rules: .*coupled, greedy"),
         ({"dtype": "int4"}, "known: float32, bfloat16"),
         ({"gamma": 0}, "gamma"),
         ({"gamma": 2.0}, "gamma must be a whole number"),
@@ -62,6 +63,21 @@ def _read(*args):
         ({"exact": 1}, "exact must be true or false"),
         ({"chat": "yes"}, "chat must be true or false"),
         ({"rule": "greedy", "temperature": 0.5}, "decodes at temperature 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 1e-60}, "1e-60 is not of a size that float32 holds"),
+        ({"presence_penalty": -1e60}, "-1e.60 is not of a size that float32 holds"),
+        ({"logit_bias": {3: 1e60}}, r"logit_bias\[3\]=1e.60 is not of a size"),
+        ({"logit_bias": "{3: 1}"}, "logit_bias '{3: 1}' is not JSON"),
+        ({"logit_bias": "[]"}, "logit_bias must be an object"),
+        ({"logit_bias": '{"3": -Infinity}'}, "put it into banned_ids"),
+        ({"banned_ids": (-1,)}, "banned_ids must be at least 0"),
+        ({"min_new_tokens": 200}, "min_new_tokens=200 is more than max_new_tokens=128"),
+        ({"regex": ""}, "regex must be a non-empty string"),
+        ({"json_schema": "{"}, "json_schema '{' is not JSON"),
+        ({"json_schema": "3"}, "json_schema must be an object, got 3"),
+        ({"regex": "a", "json_schema": "{}"}, "exclude one another"),
+        ({"top_logprobs": -1}, "top_logprobs must be a whole number >= 0"),
+        ({"n_samples": 0}, "n_samples must be a whole number >= 1"),
     ],
 )
 def test_refused(given, message):
@@ -97,7 +113,10 @@ def test_every_flag_arrives():
         *("--rule=rejection", "--temperature=0.5", "--top_k=4", "--top_p=0.9"),
         *("--min_p=0.1", "--seed=5", "--max_new_tokens=7", "--stop=x", "--stop=y,z"),
         *("--batch_size=2", "--dtype=float32", "--capacity=99", "--exact", "--nochat"),
-        *("--ignore_eos", "--noids", "--logprobs"),
+        *("--ignore_eos", "--noids", "--logprobs", "--top_logprobs=2"),
+        *("--repetition_penalty=1.5", "--presence_penalty=-1", "--n_samples=4"),
+        *("--frequency_penalty=0.5", '--logit_bias={"3": -1}', "--banned_ids=4"),
+        *("--banned_ids=5", "--min_new_tokens=6", "--regex=a{1,2}"),
     )
     assert files == Files(prompts="a", output="b")
     assert settings == BatchSettings(
@@ -120,7 +139,25 @@ def test_every_flag_arrives():
         ignore_eos=True,
         ids=False,
         logprobs=True,
+        top_logprobs=2,
+        repetition_penalty=1.5,
+        presence_penalty=-1.0,
+        n_samples=4,
+        frequency_penalty=0.5,
+        logit_bias={3: -1.0},
+        banned_ids=(4, 5),
+        min_new_tokens=6,
+        regex="a{1,2}",
     )
+
+
+def test_json_flags_may_name_a_file(tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "null"}\n')
+    settings, _ = _read("--prompt=hi", f"--json_schema=@{path}")
+    assert settings == BatchSettings(json_schema={"type": "null"})
+    with pytest.raises(UsageError, match="--json_schema=@none cannot be read"):
+        _read("--prompt=hi", "--json_schema=@none")
 
 
 def test_config_file_in_the_repository_holds_the_defaults():
@@ -165,6 +202,16 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
     assert "batch_size" not in fingerprint
     assert set(SAMPLING) < set(fingerprint)
     assert BatchSettings(batch_size=9).fingerprint() == BatchSettings().fingerprint()
+    many = BatchSettings(
+        stop=("a",),
+        banned_ids=(1,),
+        logit_bias={2: 1.0},
+        json_schema={"properties": {"b": {}, "a": {}}},
+    ).fingerprint()
+    assert json.loads(json.dumps(many)) == many
+    # The order of the properties is that of the output.
+    other = BatchSettings(json_schema='{"properties": {"a": {}, "b": {}}}')
+    assert other.fingerprint()["json_schema"] != many["json_schema"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +225,9 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
         (["--prompt=hi", "--config=none.py"], "none.py"),
         (["--prompt=hi", f"--config={CONFIG}", "--config.gama=3"], "gama"),
         (["--prompt=hi", "--drafter=eagle"], "known drafters"),
+        (["--prompt=hi", "--json_schema={"], "json_schema '{' is not JSON"),
+        (["--prompt=hi", "--banned_ids=x"], "banned_ids"),
+        (["--prompt=hi", "--forced_ids=1"], "forced_ids"),
     ],
 )
 def test_wrong_flags_exit_with_status_2(args, message, capsys, monkeypatch):

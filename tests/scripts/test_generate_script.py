@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,8 @@ def flags(model, tmp_path_factory):
     with prompts.open("w") as file:
         for i in range(N_RECORDS):
             record = {"id": f"q{i}", "prompt": f"{i} a b a b"}
+            if i % 4 == 0:
+                record["regex"] = "[a-z ]*"
             # Long enough that a kill finds the run at work.
             file.write(json.dumps({**record, "max_new_tokens": 100 + i}) + "\n")
     return [
@@ -57,6 +60,8 @@ def flags(model, tmp_path_factory):
         "--temperature=0.9",
         "--exact",
         "--ignore_eos",
+        "--frequency_penalty=0.2",
+        "--banned_ids=3",
         "--batch_size=2",
         "--gamma=2",
     ]
@@ -102,7 +107,10 @@ def unkilled(environment, flags, tmp_path_factory):
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b""
     assert f"{N_RECORDS} of {N_RECORDS} records".encode() in done.stderr
-    return sorted(_results(output), key=lambda r: r["line"])
+    results = sorted(_results(output), key=lambda r: r["line"])
+    for result in results[::4]:
+        assert re.fullmatch("[a-z ]*", result["turns"][0]["text"])
+    return results
 
 
 def test_killed_three_times(environment, flags, unkilled, tmp_path):

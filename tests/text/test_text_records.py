@@ -176,9 +176,81 @@ def test_good_settings_become_plain_values():
     assert check_settings({}, "here") == {}
 
 
+def test_good_controls_become_plain_values():
+    schema = {"properties": {"b": {"type": "null"}, "a": {"type": "null"}}}
+    checked = check_settings(
+        {
+            "repetition_penalty": 1,
+            "presence_penalty": -2,
+            "frequency_penalty": np.float32(0.5),
+            "logit_bias": {"0": 1, "17": -2.5, 3: 0.0},
+            "banned_ids": [np.int64(4), 5],
+            "forced_ids": {"0": 7, "12": 8},
+            "min_new_tokens": 0,
+            "json_schema": schema,
+            "regex": None,
+        },
+        "here",
+    )
+    assert checked == {
+        "repetition_penalty": 1.0,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.5,
+        "logit_bias": {0: 1.0, 17: -2.5, 3: 0.0},
+        "banned_ids": (4, 5),
+        "forced_ids": {0: 7, 12: 8},
+        "min_new_tokens": 0,
+        "json_schema": schema,
+        "regex": None,
+    }
+    assert type(checked["repetition_penalty"]) is float
+    assert type(checked["banned_ids"][0]) is int
+    assert list(checked["json_schema"]["properties"]) == ["b", "a"]
+    assert check_settings({"regex": "a+", "json_schema": None}, "here")["regex"] == "a+"
+
+
+def test_controls_of_a_record(read):
+    own = {"regex": "[0-9]+", "logit_bias": {"1": 2}, "forced_ids": {"0": 1}}
+    (record,) = read({"prompt": "a", **own, "n": 3})
+    assert record.settings == {
+        "regex": "[0-9]+",
+        "logit_bias": {1: 2.0},
+        "forced_ids": {0: 1},
+    }
+    assert record.extra == {"n": 3}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("repetition_penalty", 0, "above 0 and finite, got 0"),
+        ("repetition_penalty", "1", "a number, got '1'"),
+        ("presence_penalty", float("inf"), "must be finite, got inf"),
+        ("frequency_penalty", float("nan"), "must be finite, got nan"),
+        ("min_new_tokens", -1, "at least 0"),
+        ("min_new_tokens", 2**31, "at most 2147483647"),
+        ("logit_bias", [1], "must be an object, id -> a number, got"),
+        ("logit_bias", {"x": 1}, "must have an id as each key, got 'x'"),
+        ("logit_bias", {"01": 1}, "must have an id as each key, got '01'"),
+        ("logit_bias", {"-1": 1}, "must have an id as each key, got '-1'"),
+        ("logit_bias", {True: 1}, "must have an id as each key, got True"),
+        ("logit_bias", {"9" * 5000: 1}, "must have an id as each key"),
+        ("logit_bias", {"2147483648": 1}, "at most 2147483647"),
+        ("logit_bias", {"3": "1"}, r"logit_bias\[3\] must be a number, got '1'"),
+        ("logit_bias", {"3": None}, "put it into banned_ids"),
+        ("logit_bias", {"3": -float("inf")}, "put it into banned_ids"),
+        ("logit_bias", {"3": float("inf")}, "must be finite"),
+        ("banned_ids", 3, "must be a list of ids, got 3"),
+        ("banned_ids", [1.5], "an integer, got 1.5"),
+        ("banned_ids", [-1], "at least 0"),
+        ("forced_ids", {"a": 1}, "must have an output position as each key"),
+        ("forced_ids", {"0": "1"}, r"forced_ids\[0\] must be an integer"),
+        ("regex", "", "non-empty string, got ''"),
+        ("regex", 3, "non-empty string, got 3"),
+        ("regex", "\ud800", "lone surrogate"),
+        ("json_schema", "{}", "must be an object, got '{}'"),
+        ("json_schema", {"const": float("nan")}, "is not JSON"),
+        ("json_schema", {"const": {1}}, "is not JSON"),
         ("temperature", -0.1, "at least 0 and finite, got -0.1"),
         ("temperature", float("inf"), "at least 0 and finite"),
         ("temperature", float("nan"), "at least 0 and finite"),
@@ -208,3 +280,9 @@ def test_bad_settings(name, value, message):
         check_settings({name: value}, "record q7")
     assert str(error.value).startswith("record q7: ")
     assert name in str(error.value)
+
+
+def test_one_constraint_only():
+    both = {"regex": "a", "json_schema": {"type": "null"}}
+    with pytest.raises(ValueError, match="here: regex and json_schema exclude one"):
+        check_settings(both, "here")
