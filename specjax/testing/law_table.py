@@ -1,11 +1,12 @@
-"""A table of the largest error of each rule's law, from what tests recorded.
+"""Tables of what tests recorded: the largest error of each rule's law, and mutants.
 
-A test records with pytest's ``record_property("law", error.record())``, which works
-under pytest-xdist too; a conftest that imports ``pytest_terminal_summary`` shows the
-table at the end of the run.
+A test records with pytest's ``record_property("law", error.record())``, or with
+``record_property("mutant", [name, where, what found it])``, which works under
+pytest-xdist too; a conftest that imports ``pytest_terminal_summary`` shows the tables
+at the end of the run.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -53,10 +54,15 @@ def law_table(errors: Iterable[LawError]) -> str:
     lines += [
         (*kind, str(n), f"{worst:.1e}") for kind, (worst, n) in sorted(largest.items())
     ]
+    return _columns(lines, n_right=2)
+
+
+def _columns(lines: Sequence[Sequence[str]], *, n_right: int) -> str:
+    """Lays out lines of cells, the last few columns to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if i >= len(widths) - 2 else cell.ljust(width)
+            cell.rjust(width) if i >= len(widths) - n_right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         for line in lines
@@ -64,7 +70,7 @@ def law_table(errors: Iterable[LawError]) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Shows the table once, whichever conftests import this hook.
+    """Shows the tables once, whichever conftests import this hook.
 
     Args:
       terminalreporter: pytest's.
@@ -73,12 +79,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.shows_laws = True
     reports = [r for kind in terminalreporter.stats.values() for r in kind]
-    table = law_table(
-        LawError(*value)
+    recorded = [
+        (name, value)
         for report in reports
         for name, value in getattr(report, "user_properties", ())
-        if name == "law" and report.when == "call"
-    )
+        if getattr(report, "when", "") == "call"
+    ]
+    table = law_table(LawError(*value) for name, value in recorded if name == "law")
     if table:
         terminalreporter.section("laws of verify rules, against the exact ones")
         terminalreporter.write_line(table)
+    mutants = sorted(value for name, value in recorded if name == "mutant")
+    if mutants:
+        terminalreporter.section("planted mistakes, and what found them")
+        lines = [("mutant", "looked for by", "found"), *mutants]
+        terminalreporter.write_line(_columns(lines, n_right=0))
