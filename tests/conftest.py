@@ -6,6 +6,8 @@ import tempfile
 import jax
 import pytest
 
+from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal_summary
+
 
 def pytest_configure(config):
     """Shares compiled programs among the tests and workers of one run.

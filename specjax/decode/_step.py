@@ -253,7 +253,12 @@ def _judge(
             noise = uniform_noise(settings.seed, state.length, width - 1)
         more = ()
         if rule.evidence:
-            judged = rule.judge and rule.judge(features, proposal.tokens)
+            judged = None
+            if rule.judge is not None:
+                # A judge need not know passes without drafts.
+                none = jnp.zeros((batch, 0), jnp.float32)
+                drafted = width > 1
+                judged = rule.judge(features, proposal.tokens) if drafted else none
             logprobs = logits - log_normalizer(logits)[..., None]
             more = (Evidence(logprobs, judged),)
         verdict = rule.verify(proposal, scores, noise, *more)

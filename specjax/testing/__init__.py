@@ -1,6 +1,14 @@
 """Helpers, shipped, for tests of specjax and of what is built on it."""
 
-from specjax.testing import oracle, planted, tables
+from specjax.testing import mutants, oracle, planted, tables, topology
 from specjax.testing.tiny import tiny_model, tiny_tokenizer
 
-__all__ = ["oracle", "planted", "tables", "tiny_model", "tiny_tokenizer"]
+__all__ = [
+    "mutants",
+    "oracle",
+    "planted",
+    "tables",
+    "tiny_model",
+    "tiny_tokenizer",
+    "topology",
+]

@@ -209,8 +209,8 @@ def _forced_uniforms(run: _Run) -> Outcomes:
 @functools.cache
 def _draws_rows(rule: VerifyRule) -> bool:
     """Whether a rule draws a token at every position, instead of testing."""
-    like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    like = lambda *shape: jnp.zeros(shape, jnp.float32)
+    whole = lambda *shape: jnp.zeros(shape, jnp.int32)
     verdict = jax.eval_shape(
         rule.verify,
         Proposal(whole(1, 1), like(1, 1, 2), whole(1)),

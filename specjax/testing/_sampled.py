@@ -33,7 +33,7 @@ def sample_rule(
     """Runs a rule on real noise: one request seed a sample.
 
     Args:
-      rule: a chain rule with noise.
+      rule: a chain rule with noise; ``Evidence`` is made of the table's own laws.
       table: laws of depth gamma + 1 or more.
       gamma: draft tokens, drawn from the draft law.
       n_samples: passes.

@@ -21,7 +21,7 @@ def _block(
     # Strict: a probability of 0 is never passed, u = 0 included.
     passed = noise.accept[:, :n_drafts] < test_prob
     # The last success counts: a failure before it is no rejection.
-    position = jnp.arange(1, n_drafts + 1, dtype=jnp.int32)
+    position = jnp.arange(1, n_drafts + 1, dtype=jnp.int32)[None, :]
     n_accepted = jnp.max(jnp.where(passed, position, 0), axis=1, initial=0)
     scale = jnp.take_along_axis(reach, n_accepted[:, None], axis=1)[:, 0]
     weights = next_weights(proposal, laws, n_accepted, scale)
@@ -67,7 +67,7 @@ def _test_prob(
     # Nothing over nothing: the laws are equal, and whatever is kept is right.
     inner = jnp.where(either == 0, 1.0, mass / jnp.where(either == 0, 1.0, either))
     # A row's own last draft, not the padded block's.
-    left = proposal.n_valid[:, None] - jnp.arange(1, n_drafts + 1)
+    left = proposal.n_valid[:, None] - jnp.arange(1, n_drafts + 1)[None, :]
     return jnp.where(left > 0, inner, jnp.where(left == 0, reach, 0.0))
 
 

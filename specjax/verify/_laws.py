@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from specjax.typing import Array, Float, Int
 from specjax.verify._protocol import ProposalLike
@@ -107,5 +108,5 @@ def residual(
     """
     if q is not None:
         return jnp.maximum(p - q, 0.0)
-    index = jnp.arange(p.shape[-1])
+    index = lax.broadcasted_iota(jnp.int32, p.shape, p.ndim - 1)
     return jnp.where(index == tokens[..., None], 0.0, p)

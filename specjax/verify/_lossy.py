@@ -5,12 +5,13 @@ Notation: p is the law that is sampled from (warped), t the target's law at temp
 """
 
 import functools
-import math
 import numbers
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from specjax.sampling import UniformNoise, draw
 from specjax.typing import Array, Float
@@ -106,7 +107,7 @@ def relaxed(top_n: int = 10, delta: float = 0.6) -> VerifyRule:
 def _relaxed(top_n: int, delta: float) -> VerifyRule:
     def accept(proposal: ProposalLike, logprobs: Array) -> Array:
         score = of_tokens(logprobs, proposal.tokens)
-        index = jnp.arange(logprobs.shape[-1])
+        index = lax.broadcasted_iota(jnp.int32, logprobs.shape, 2)
         ties_before = (logprobs == score[..., None]) & (
             index < proposal.tokens[..., None]
         )
@@ -187,8 +188,8 @@ def judge(score: Callable[[Any, Array], Array], threshold: float) -> VerifyRule:
     """
     if not callable(score):
         raise ValueError(f"{score=} must be a function of (features, tokens).")
-    if not isinstance(threshold, numbers.Real) or not math.isfinite(threshold):
-        raise ValueError(f"{threshold=} must be a finite number.")
+    most = sys.float_info.max
+    _check("threshold", threshold, -most, most, closed=True)
     return _judge(score, float(threshold))
 
 

@@ -1,7 +1,6 @@
 import pytest
 
 from specjax.testing.law_table import LawError
-from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal_summary
 
 
 @pytest.fixture

@@ -191,13 +191,16 @@ def test_one_draft_is_the_token_rule(kind):
 
 def test_a_row_of_a_batch_ends_where_it_alone_would():
     n_valid = np.arange(60) % 5
-    proposal, scores, noise = _case(60, 4, 5, n_valid=n_valid)
+    case = _case(60, 4, 5, n_valid=n_valid)
     run = jax.jit(verify.block.verify)
-    whole = run(proposal, scores, noise)
+    # Cut on the host: every slice on the device would be a program of its own.
+    whole, (proposal, scores, noise) = jax.tree.map(np.asarray, (run(*case), case))
     for n in range(5):
-        rows = np.flatnonzero(n_valid == n)
-        cut = Proposal(
-            proposal.tokens[rows, :n], proposal.logprobs[rows, :n], n_valid[rows]
+        rows = n_valid == n
+        cut = proposal._replace(
+            tokens=proposal.tokens[rows, :n],
+            logprobs=proposal.logprobs[rows, :n],
+            n_valid=proposal.n_valid[rows],
         )
         alone = run(
             cut,

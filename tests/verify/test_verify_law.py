@@ -38,10 +38,8 @@ LOSSLESS = [*SAMPLED, verify.greedy]
 SHAPES = [
     (2, 1, np.float32),
     (2, 4, np.float64),
-    (3, 2, np.float32),
-    (3, 3, np.float64),
+    (3, 2, np.float64),
     (4, 3, np.float32),
-    (4, 2, np.float64),
 ]
 
 
@@ -140,48 +138,11 @@ def test_supports_that_do_not_meet(assert_lossless):
         assert assert_lossless(rule, table, 2).mean_accepted == 0
 
 
-# Closed numbers, by enumeration in the block verification paper's setting: token
-# verification accepts a + a^2 + ... + a^gamma drafts for i.i.d. acceptance a.
-
-
-@pytest.mark.parametrize(
-    ("vector", "gamma", "expected"),
-    [
-        (A, 1, 0.7),
-        (A, 2, 1.190),
-        (A, 3, 1.533),
-        (A, 4, 1.7731),
-        (B, 1, 0.7),
-        (B, 2, 1.190),
-        (B, 3, 1.533),
-        (B, 4, 1.7731),
-        (C, 1, 0.8),
-        (C, 2, 1.440),
-        (C, 3, 1.952),
-        (C, 4, 2.3616),
-        (((1 / 3, 2 / 3), (2 / 3, 1 / 3)), 1, 2 / 3),
-        (((1 / 3, 2 / 3), (2 / 3, 1 / 3)), 2, 10 / 9),
-        (((1 / 3, 2 / 3), (2 / 3, 1 / 3)), 3, 38 / 27),
-    ],
-)
-def test_mean_accepted_of_the_token_rule(assert_lossless, vector, gamma, expected):
-    table = constant_table(*vector, depth=gamma + 1)
-    law = assert_lossless(verify.rejection, table, gamma)
-    np.testing.assert_allclose(law.mean_accepted, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("vector", [A, B, C])
-def test_first_draft_is_accepted_as_often_as_possible(vector):
-    p, q = map(np.asarray, vector)
-    law = rule_law(verify.rejection, constant_table(p, q, depth=2), 1)
-    np.testing.assert_allclose(law.mean_accepted, np.minimum(p, q).sum(), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("vector", "expected"), [(A, 0.630769), (B, 0.658887), (C, 0.8)]
 )
 def test_match_probability_of_shared_noise(vector, expected):
-    p, q = map(np.asarray, vector)
+    p, q = np.array(vector)
     exact = match_probability(p, q)
     np.testing.assert_allclose(exact, expected, atol=1e-6)
     overlap = np.minimum(p, q).sum()
@@ -189,7 +150,7 @@ def test_match_probability_of_shared_noise(vector, expected):
     n = 100_000
     samples = sample_rule(
         verify.coupled,
-        constant_table(p, q, depth=2),
+        constant_table(*vector, depth=2),
         1,
         n_samples=n,
         coupled_drafts=True,

@@ -1,1 +1,0 @@
-from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal_summary
