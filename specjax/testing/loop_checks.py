@@ -43,21 +43,46 @@ def make_model() -> Model:
     return table_model(1.2 * rng.normal(size=(_VOCAB,) * 3))
 
 
-def check_law(model: Model, rule: verify.VerifyRule) -> str | None:
-    """Compares sequences drawn by a rule of uniforms with the exact law.
+def sampled_draft(*, adversarial: bool = False) -> Planted:
+    """Plants a drafter that draws from a table and says so.
+
+    Args:
+      adversarial: the table likes what the target does not, and excludes tokens.
+    """
+    rng = np.random.default_rng(5)
+    table = rng.normal(size=(_VOCAB, _VOCAB))
+    if adversarial:
+        table = -3 * np.asarray(make_model().params["table"])[0]
+        table[:, 2] = -np.inf
+    return planted.sampled(_GAMMA, jax.nn.log_softmax(jnp.asarray(table)))
+
+
+def check_law(
+    model: Model,
+    rule: verify.VerifyRule,
+    draft: Planted | None = None,
+    *,
+    calls: int = _CALLS,
+    least: float = 1e-5,
+) -> str | None:
+    """Compares sequences drawn by the whole loop with the exact law.
+
+    Every position, every pair of positions and whole sequences are compared, at a
+    temperature and a top-p that both do something.
 
     Args:
       model: from ``make_model``, or a mutant of it.
       rule: the rule.
+      draft: the drafter; None is ``sampled_draft()``.
+      calls: calls of the loop, each of which draws 128 sequences.
+      least: p-value below which a difference is a fault.
 
     Returns:
       The fault, or None.
     """
     law = sequence_law(_warped(np.asarray(model.params["table"])), (0, 1, 2), _NEW)
-    table = np.random.default_rng(5).normal(size=(_VOCAB, _VOCAB))
-    draft = planted.sampled(_GAMMA, jax.nn.log_softmax(jnp.asarray(table)))
-    draws = _draw(model, draft, rule)
-    for axes in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)]:
+    draws = _draw(model, draft or sampled_draft(), rule, calls)
+    for axes in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
         counts = np.zeros([_VOCAB] * len(axes), np.int64)
         np.add.at(counts, tuple(draws[:, a] for a in axes), 1)
         others = tuple(a for a in range(_NEW) if a not in axes)
@@ -65,7 +90,7 @@ def check_law(model: Model, rule: verify.VerifyRule) -> str | None:
         if np.any(counts[expected == 0]):
             return f"law at {axes}: drew what the filters exclude"
         p_value = g_test(counts.ravel(), expected.ravel())
-        if p_value < 1e-5:
+        if p_value < least:
             return f"law at {axes}: p-value {p_value:.0e}"
     return None
 
@@ -215,8 +240,10 @@ def _against_reference(
     return None
 
 
-def _draw(model: Model, draft: Planted, rule: verify.VerifyRule) -> np.ndarray:
-    """Draws sequences of ``_NEW`` tokens, [_BATCH * _CALLS, _NEW]."""
+def _draw(
+    model: Model, draft: Planted, rule: verify.VerifyRule, calls: int
+) -> np.ndarray:
+    """Draws sequences of ``_NEW`` tokens, [_BATCH * calls, _NEW]."""
     engine = Engine(
         model,
         drafter=draft.drafter,
@@ -239,7 +266,7 @@ def _draw(model: Model, draft: Planted, rule: verify.VerifyRule) -> np.ndarray:
     run = programs(engine.plan, _NEW).run
     start = np.full((_BATCH,), 3, np.int32)
     out = []
-    for call in range(_CALLS):
+    for call in range(calls):
         seeds = np.arange(_BATCH, dtype=np.uint32) + np.uint32(1 + _BATCH * call)
         state = ready.replace(settings=ready.settings._replace(seed=seeds))
         state, _ = run(model.params, draft.params, state, start, np.int32(_NEW))

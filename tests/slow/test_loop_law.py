@@ -1,0 +1,49 @@
+"""The law of sequences out of the whole loop, a hundred thousand draws a case."""
+
+import pytest
+
+from specjax import verify
+from specjax.drafters import plain, prompt_lookup
+from specjax.testing import planted
+from specjax.testing.loop_checks import check_law, make_model, sampled_draft
+from specjax.testing.planted import Planted
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GAMMA, VOCAB, CALLS = 3, 5, 800
+DRAFTS = {
+    "plain": lambda: Planted(plain(), {}),
+    "lookup": lambda: Planted(prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), {}),
+    "sampled": sampled_draft,
+    "adversarial": lambda: sampled_draft(adversarial=True),
+    "constant": lambda: planted.constant(GAMMA, VOCAB, (1, 2, 0)),
+    "outside": lambda: planted.outside_vocabulary(GAMMA, VOCAB),
+    "silent": lambda: planted.silent(GAMMA, VOCAB, [(0, 1, 2, 0, 1, 2)]),
+    "hashed": lambda: planted.hashed(GAMMA, VOCAB),
+}
+RULES = ["rejection", "block", "sample_and_match", "coupled"]
+CASES = [
+    (rule, draft)
+    for rule in RULES
+    for draft in DRAFTS
+    # What proposes nothing is one and the same for all rules.
+    if rule == "rejection" or draft not in ("plain", "outside", "silent")
+]
+
+
+@pytest.mark.parametrize(("rule", "draft"), CASES)
+def test_sequences_have_the_targets_law(rule, draft):
+    fault = check_law(
+        make_model(),
+        verify.by_name(rule),
+        DRAFTS[draft](),
+        calls=CALLS,
+        least=1e-4,
+    )
+    assert fault is None
+
+
+@pytest.mark.parametrize("rule", ["typical", "lenient"])
+def test_a_lossy_rule_shows(rule):
+    fault = check_law(make_model(), verify.by_name(rule), calls=CALLS)
+    assert fault is not None and "law at" in fault
