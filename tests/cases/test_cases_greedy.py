@@ -24,7 +24,7 @@ from specjax.testing import planted, tiny_model
 from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
-pytestmark = pytest.mark.xdist_group("cases_greedy")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cases_greedy")]
 
 LOOKUP = Planted(prompt_lookup(GAMMA), None)
 #: Best two logits of the tiny bfloat16 model this close may swap without exact mode:

@@ -20,7 +20,7 @@ from specjax.testing import planted
 from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
-pytestmark = pytest.mark.xdist_group("cases_memory")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cases_memory")]
 
 
 @functools.cache
