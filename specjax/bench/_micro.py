@@ -157,7 +157,8 @@ def engine_pass(
                     vocab_size=vocab_size,
                     mask_start=controls.token_mask.start if controls.token_mask else -1,
                 ),
-                None,
+                np.int32(row),
+                np.int32(0),
             )
         full = jnp.full((batch,), length - 1, jnp.int32)
         state = state.replace(cache=state.cache.replace(length=full))

@@ -7,13 +7,18 @@ windows are a mask over the same full cache: a ring of exactly ``window`` slots
 would let a rejected row overwrite a key that is still inside the window.
 """
 
+import math
 from typing import NamedTuple
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from specjax.typing import Array, Float, Int
+
+# Slots that a copy of a row moves at once.
+_COPY_BLOCK = 256
 
 
 class LayerKV(NamedTuple):
@@ -138,6 +143,9 @@ def copy_row(
 ) -> KVCache:
     """Makes a row hold the first ``length`` tokens that another row holds.
 
+    Copies block by block what the length covers, in place; length 0 copies nothing and
+    empties the row.
+
     Args:
       cache: the cache.
       source: row that was filled with those tokens; what follows them there is
@@ -148,12 +156,20 @@ def copy_row(
     Returns:
       The cache.
     """
+    _, n_heads, slots, width = cache.layers[0].keys.shape
+    # A divisor of the slots, so that no block reaches beyond them and is moved back.
+    size = math.gcd(slots, _COPY_BLOCK)
+    block = (1, n_heads, size, width)
 
-    def copy(x: Array) -> Array:
-        one = lax.dynamic_slice_in_dim(x, source, 1)
-        return lax.dynamic_update_slice_in_dim(x, one, row, 0)
+    def body(i: Array, layers: tuple[LayerKV, ...]) -> tuple[LayerKV, ...]:
+        def copy(x: Array) -> Array:
+            piece = lax.dynamic_slice(x, (source, 0, i * size, 0), block)
+            return lax.dynamic_update_slice(x, piece, (row, 0, i * size, 0))
 
-    layers = tuple(LayerKV(copy(kv.keys), copy(kv.values)) for kv in cache.layers)
+        return jax.tree.map(copy, layers)
+
+    n_blocks = (length + size - 1) // size
+    layers = lax.fori_loop(0, n_blocks, body, cache.layers)
     return cache.replace(layers=layers, length=cache.length.at[row].set(length))
 
 

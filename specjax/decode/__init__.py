@@ -6,6 +6,7 @@ from specjax.decode._compiled import (
     Plan,
     Programs,
     Snapshot,
+    forget_programs,
     prefill_chunks,
     programs,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "enable_compilation_cache",
     "encode_prompt",
     "fit_capacity",
+    "forget_programs",
     "generate",
     "init_state",
     "prefill_chunks",

@@ -21,7 +21,7 @@ from specjax.decode._state import (
 from specjax.decode._step import spec_step
 from specjax.drafters import Drafter
 from specjax.models import CACHE_SLACK, Target
-from specjax.ops.platform import compiler_options, row_invariant
+from specjax.ops.platform import compiler_options, current_platform, row_invariant
 from specjax.sampling import ControlSpec, ControlState, Settings
 from specjax.typing import Array, Int, Params
 from specjax.verify import VerifyRule
@@ -101,9 +101,18 @@ class Snapshot(NamedTuple):
     stats: RowStats
 
 
-@functools.lru_cache(maxsize=64)
 def programs(plan: Plan, n_passes: int) -> "Programs":
     """Returns a plan's compiled programs, the same object for equal plans."""
+    return _programs(plan, n_passes, current_platform())
+
+
+def forget_programs() -> None:
+    """Drops all compiled programs, for tests that change what is traced."""
+    _programs.cache_clear()
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(plan: Plan, n_passes: int, platform: str) -> "Programs":
     return Programs(plan, n_passes)
 
 
@@ -114,9 +123,10 @@ class Programs:
       plan: the static side.
       n_passes: passes a call of ``run`` makes at most.
       prefill: (target_params, draft_params, state, row, n_real, size=) -> state.
-      insert: (state, row, tokens, length, limit, stop_ids, settings, controls, source)
-        -> state; with a source row, which holds the same prompt, the slot's caches
-        become what prefill would make them.
+      insert: (state, row, tokens, length, limit, stop_ids, settings, controls, source,
+        keep) -> state; the slot's caches become what prefill of the first ``keep``
+        tokens would make them, from the row ``source`` that was filled with them; 0
+        empties them.
       release: (state, row) -> state.
       run: (target_params, draft_params, state, start, n) -> (state, Snapshot); makes
         n passes, at most ``n_passes``.
@@ -156,17 +166,18 @@ class Programs:
         stop_ids: Int[Array, " N"],
         settings: Settings,
         controls: ControlState,
-        source: Int[Array, ""] | None,
+        source: Int[Array, ""],
+        keep: Int[Array, ""],
     ) -> DecodeState:
         """Puts a prompt into a slot; it runs once its prefill is done."""
         target, drafter = self.plan.target, self.plan.drafter
-        if source is None:
+        if drafter.copy_row is None:
             cache = target.reset_row(state.cache, row)
             draft = drafter.reset_row(state.draft, row)
         else:
-            assert drafter.copy_row is not None
-            cache = target.copy_row(state.cache, source, row, length - 1)
-            draft = drafter.copy_row(state.draft, source, row, length - 1)
+            # One program whether there is something to copy or not.
+            cache = target.copy_row(state.cache, source, row, keep)
+            draft = drafter.copy_row(state.draft, source, row, keep)
         put = lambda old, new: old.at[row].set(new)
         mask = state.controls.mask
         own = jax.tree.map(

@@ -353,9 +353,8 @@ class Engine:
         limit = np.int32(n + request.max_new_tokens)
         # A slot's prompt stays in its cache while it decodes and after, so samples of
         # one prompt share one prefill.
-        source = None
-        if self.plan.drafter.copy_row and request.prompt_ids in self._cached:
-            source = np.int32(self._cached.index(request.prompt_ids))
+        shared = self.plan.drafter.copy_row and request.prompt_ids in self._cached
+        source = self._cached.index(request.prompt_ids) if shared else row
         self._state = self._programs.insert(
             self._state,
             at,
@@ -365,10 +364,11 @@ class Engine:
             stops,
             settings,
             controls,
-            source,
+            np.int32(source),
+            np.int32(n - 1 if shared else 0),
         )
         self._cached[row] = request.prompt_ids
-        for size, n_real in [] if source is not None else prefill_chunks(n - 1):
+        for size, n_real in [] if shared else prefill_chunks(n - 1):
             self._state = self._programs.prefill(
                 self._model.params,
                 self._draft_params,

@@ -80,7 +80,8 @@ class Drafter(NamedTuple):
         pass.
       copy_row: (state, source, row, length) -> state; the row becomes what prefill of
         the source's first ``length`` tokens would have made it, whatever the source
-        has seen since. None where the state does not hold that any more.
+        has seen since; 0 forgets the row. None where the state does not hold that any
+        more.
     """
 
     spec: DrafterSpec

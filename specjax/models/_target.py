@@ -52,7 +52,8 @@ class Target(NamedTuple):
       commit: (cache, n [B]) -> cache; moves the lengths by n.
       reset_row: (cache, row) -> cache; empties one row.
       copy_row: (cache, source, row, length) -> cache; the row then holds the first
-        ``length`` tokens of the source row, which holds at least as many.
+        ``length`` tokens of the source row, which holds at least as many; 0 empties
+        it.
     """
 
     spec: TargetSpec

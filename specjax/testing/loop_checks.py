@@ -26,7 +26,7 @@ from specjax.drafters import plain
 from specjax.testing import planted
 from specjax.testing.oracle import g_test
 from specjax.testing.planted import Planted
-from specjax.testing.reference_controls import controlled_logits
+from specjax.testing.reference_controls import controlled_logits, sampling_law
 from specjax.testing.table_target import sequence_law, table_model
 from specjax.text import TokenMask
 from specjax.weights import Model
@@ -80,7 +80,10 @@ def check_law(
     Returns:
       The fault, or None.
     """
-    law = sequence_law(_warped(np.asarray(model.params["table"])), (0, 1, 2), _NEW)
+    laws = sampling_law(
+        np.asarray(model.params["table"]), temperature=_TEMPERATURE, top_p=_TOP_P
+    )
+    law = sequence_law(laws, (0, 1, 2), _NEW)
     draws = _draw(model, draft or sampled_draft(), rule, calls)
     for axes in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
         counts = np.zeros([_VOCAB] * len(axes), np.int64)
@@ -272,15 +275,3 @@ def _draw(
         state, _ = run(model.params, draft.params, state, start, np.int32(_NEW))
         out.append(np.asarray(state.tokens)[:, 3 : 3 + _NEW])
     return np.concatenate(out)
-
-
-def _warped(logits: np.ndarray) -> np.ndarray:
-    """Temperature, then top-p, sorted and in float64: the definition."""
-    p = np.exp(logits.astype(np.float64) / _TEMPERATURE)
-    p /= p.sum(axis=-1, keepdims=True)
-    for row in p.reshape(-1, p.shape[-1]):
-        order = np.argsort(-row, kind="stable")
-        before = np.cumsum(row[order]) - row[order]
-        row[order[before >= _TOP_P]] = 0.0
-        row /= row.sum()
-    return p

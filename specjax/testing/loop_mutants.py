@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode import _step as step
-from specjax.decode import programs
+from specjax.decode import forget_programs
 from specjax.sampling import _controls as controls
 from specjax.testing.loop_checks import CHECKS, make_model
 from specjax.weights import Model
@@ -57,7 +57,7 @@ def fault_of(mutant: LoopMutant | None, check: str) -> str | None:
 @contextlib.contextmanager
 def _planted(mutant: LoopMutant | None) -> Iterator[None]:
     # Programs traced before, or while patched, must not be found again.
-    programs.cache_clear()
+    forget_programs()
     try:
         with contextlib.ExitStack() as stack:
             for owner, name, wrong in mutant.patches if mutant else ():
@@ -65,7 +65,7 @@ def _planted(mutant: LoopMutant | None) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(owner, name, wrong(original)))
             yield
     finally:
-        programs.cache_clear()
+        forget_programs()
 
 
 def _target(**changes: Callable[[Any], Any]) -> Callable[[Model], Model]:

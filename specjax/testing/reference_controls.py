@@ -1,4 +1,4 @@
-"""What request controls mean: one row, one token at a time, in NumPy and float64."""
+"""What request settings mean: one row, one token at a time, in NumPy and float64."""
 
 from collections.abc import Sequence
 
@@ -50,3 +50,27 @@ def controlled_logits(
         state = controls.token_mask.advance(output)
         x[~controls.token_mask.allowed(state)] = -np.inf
     return x
+
+
+def sampling_law(
+    logits: np.ndarray, *, temperature: float, top_p: float = 1.0
+) -> np.ndarray:
+    """Returns the law that a token is drawn from: temperature, then top-p, by sorting.
+
+    Args:
+      logits: [..., V].
+      temperature: above 0.
+      top_p: in (0, 1].
+
+    Returns:
+      Probabilities, float64, of the shape of the logits.
+    """
+    scaled = np.asarray(logits, np.float64) / temperature
+    p = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    for row in p.reshape(-1, p.shape[-1]):
+        order = np.argsort(-row, kind="stable")
+        before = np.cumsum(row[order]) - row[order]
+        row[order[before >= top_p]] = 0.0
+        row /= row.sum()
+    return p

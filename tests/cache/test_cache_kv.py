@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.cache import LayerKV, check_capacity, commit, init_cache, reset_row, write
+from specjax.cache import (
+    LayerKV,
+    check_capacity,
+    commit,
+    copy_row,
+    init_cache,
+    reset_row,
+    write,
+)
 from specjax.ops.attention import KV_BLOCK, cached_attention
 
 K, M = 2, 8
@@ -234,3 +242,31 @@ def test_capacity_check_covers_what_passes_write(gamma, max_new_tokens):
         most = prompt + max_new_tokens - 1
         assert (most - 1) + gamma + 1 <= capacity
     assert fits == list(range(1, capacity - max_new_tokens - gamma))
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 300, 512])
+def test_a_row_is_copied_as_far_as_its_length(length):
+    rng = np.random.default_rng(length)
+    cache = init_cache(
+        batch=3,
+        capacity=500,
+        n_layers=2,
+        n_kv_heads=1,
+        head_width=4,
+        dtype=jnp.float32,
+        block=256,
+        slack=12,
+    )
+    noise = lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype)
+    cache = cache.replace(layers=jax.tree.map(noise, cache.layers))
+    cache = cache.replace(length=jnp.asarray([400, 3, 500], jnp.int32))
+    got = jax.jit(copy_row)(cache, 2, 1, length)
+    np.testing.assert_array_equal(got.length, [400, length, 500])
+    covered = -(-length // 256) * 256
+    for old, new in zip(
+        jax.tree.leaves(cache.layers), jax.tree.leaves(got.layers), strict=True
+    ):
+        np.testing.assert_array_equal(new[0], old[0])
+        np.testing.assert_array_equal(new[2], old[2])
+        np.testing.assert_array_equal(new[1, :, :covered], old[2, :, :covered])
+        np.testing.assert_array_equal(new[1, :, covered:], old[1, :, covered:])

@@ -15,6 +15,7 @@ from specjax.decode import Engine, Plan, Request, programs
 from specjax.drafters import prompt_lookup
 from specjax.testing import planted, tiny_model
 from specjax.testing.planted import Planted
+from specjax.testing.reference_controls import sampling_law
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_law")
@@ -31,19 +32,6 @@ DRAFTS = {
     "lookup": Planted(prompt_lookup(GAMMA, min_ngram=1, max_ngram=3), None),
     "sampled": planted.sampled(GAMMA, jax.nn.log_softmax(jnp.asarray(_TABLE))),
 }
-
-
-def _warped(logits, temperature, top_p):
-    """Temperature, then top-p, sorted and in float64: the definition."""
-    scaled = logits.astype(np.float64) / temperature
-    p = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    for row in p.reshape(-1, p.shape[-1]):
-        order = np.argsort(-row, kind="stable")
-        before = np.cumsum(row[order]) - row[order]
-        row[order[before >= top_p]] = 0.0
-        row /= row.sum()
-    return p
 
 
 _PREFIXES = np.array(list(itertools.product(range(VOCAB), repeat=NEW - 1)))
@@ -63,7 +51,7 @@ def _logits():
 
 def exact_law(temperature=TEMPERATURE, top_p=TOP_P):
     """Probability of each sequence of NEW tokens, [V] * NEW."""
-    p = _warped(_logits(), temperature, top_p)
+    p = sampling_law(_logits(), temperature=temperature, top_p=top_p)
     law = p[:, NEW - 1]
     for position in range(NEW - 1):
         law = law * p[np.arange(len(p)), position, _PREFIXES[:, position]][:, None]

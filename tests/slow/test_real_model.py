@@ -1,5 +1,7 @@
 """Proofs on the embedded model, and at the sizes users have. Minutes, not seconds."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -77,6 +79,10 @@ def test_nothing_compiles_after_warm_up_over_200_prompts():
         requests = [
             request(i, int(n)) for i, n in enumerate(rng.integers(5, 1001, 200))
         ]
+        # Some prompts come again, while they are in a slot and after.
+        for i in (11, 90, 140):
+            again = dataclasses.replace(requests[i], seed=i)
+            requests[i + 1] = dataclasses.replace(again, id=i + 1)
         done = finish(requests)
     finally:
         jax.monitoring.clear_event_listeners()
