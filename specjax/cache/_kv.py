@@ -156,13 +156,14 @@ def copy_row(
     Returns:
       The cache.
     """
-    _, n_heads, slots, width = cache.layers[0].keys.shape
-    # A divisor of the slots, so that no block reaches beyond them and is moved back.
+    slots = cache.layers[0].keys.shape[2] if cache.layers else 0
+    # A divisor of the slots, so that no block reaches beyond them and is moved back. A
+    # cache without layers (a table of laws as the target) has only its lengths.
     size = math.gcd(slots, _COPY_BLOCK)
-    block = (1, n_heads, size, width)
 
     def body(i: Array, layers: tuple[LayerKV, ...]) -> tuple[LayerKV, ...]:
         def copy(x: Array) -> Array:
+            block = (1, x.shape[1], size, x.shape[3])
             piece = lax.dynamic_slice(x, (source, 0, i * size, 0), block)
             return lax.dynamic_update_slice(x, piece, (row, 0, i * size, 0))
 

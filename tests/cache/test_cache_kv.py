@@ -270,3 +270,18 @@ def test_a_row_is_copied_as_far_as_its_length(length):
         np.testing.assert_array_equal(new[2], old[2])
         np.testing.assert_array_equal(new[1, :, :covered], old[2, :, :covered])
         np.testing.assert_array_equal(new[1, :, covered:], old[1, :, covered:])
+
+
+def test_a_cache_without_layers_copies_its_length():
+    cache = init_cache(
+        batch=2,
+        capacity=8,
+        n_layers=0,
+        n_kv_heads=1,
+        head_width=4,
+        dtype=jnp.float32,
+        block=8,
+        slack=0,
+    ).replace(length=jnp.asarray([5, 2], jnp.int32))
+    got = jax.jit(copy_row)(cache, 0, 1, 4)
+    np.testing.assert_array_equal(got.length, [5, 4])
