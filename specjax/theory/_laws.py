@@ -113,16 +113,7 @@ def expected_tokens_from_log_ratios(
     References:
       Sun et al., 2025, arXiv:2403.10444 (block verification).
     """
-    logs = np.asarray(log_ratios, np.float64)
-    if logs.ndim != 2 or not logs.shape[0]:
-        raise ValueError(
-            f"log_ratios have shape {logs.shape}; give [N, G], one row a draft, N > 0."
-        )
-    if np.isnan(logs).any() or np.any(logs == np.inf):
-        raise ValueError(
-            "log_ratios hold nan or +inf, but a drafted token has q > 0; pass "
-            "log p - log q of the tokens that were drawn, -inf where p is 0."
-        )
+    logs = _log_ratios(log_ratios)
     if rule == "rejection":
         kept = np.cumsum(np.minimum(logs, 0), axis=1)
     elif rule == "bound":
@@ -138,6 +129,20 @@ def expected_tokens_from_log_ratios(
             f"rule={rule!r} is unknown; use 'rejection', 'block' or 'bound'."
         )
     return float(1 + _weights(weights, logs.shape[0]) @ np.exp(kept).sum(axis=1))
+
+
+def _log_ratios(log_ratios: ArrayLike) -> FloatArray:
+    logs = np.asarray(log_ratios, np.float64)
+    if logs.ndim != 2 or not logs.shape[0]:
+        raise ValueError(
+            f"log_ratios have shape {logs.shape}; give [N, G], one row a draft, N > 0."
+        )
+    if np.isnan(logs).any() or np.any(logs == np.inf):
+        raise ValueError(
+            "log_ratios hold nan or +inf, but a drafted token has q > 0; pass "
+            "log p - log q of the tokens that were drawn, -inf where p is 0."
+        )
+    return logs
 
 
 def _weights(weights: ArrayLike | None, n: int) -> FloatArray:

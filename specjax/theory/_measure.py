@@ -11,6 +11,8 @@ import numpy as np
 from specjax.theory._check import one, whole
 from specjax.theory._hardware import Hardware
 
+_FIELDS = {"bfloat16": "bf16_flops_per_s", "float32": "fp32_flops_per_s"}
+
 
 def measure_hardware(
     device: Any | None = None,
@@ -44,13 +46,7 @@ def measure_hardware(
     Raises:
       ValueError: a size is below 1, or a dtype is another.
     """
-    sizes = {"copy_bytes": copy_bytes, "matmul_size": matmul_size, "repeats": repeats}
-    for name, value in sizes.items():
-        one(name, whole(name, value, least=1, remedy="It is a size."))
-    fields = {"bfloat16": "bf16_flops_per_s", "float32": "fp32_flops_per_s"}
-    for dtype in dtypes:
-        if dtype not in fields:
-            raise ValueError(f"dtype {dtype!r} is not among {', '.join(fields)}.")
+    _check(dtypes, copy_bytes=copy_bytes, matmul_size=matmul_size, repeats=repeats)
     chip: Any = device or jax.devices()[0]
 
     n = max(copy_bytes // 4, 1)
@@ -61,7 +57,7 @@ def measure_hardware(
         square = jnp.ones((matmul_size, matmul_size), dtype)
         square = jax.device_put(square, chip)
         seconds = _median_s(lambda x=square: jnp.matmul(x, x), repeats)
-        rates[fields[dtype]] = 2 * matmul_size**3 / seconds
+        rates[_FIELDS[dtype]] = 2 * matmul_size**3 / seconds
     stats = chip.memory_stats() or {}
     return Hardware(
         name=chip.device_kind.lower().replace(" ", "-"),
@@ -73,6 +69,14 @@ def measure_hardware(
         note="Achieved, not peak. Links were not measured.",
         **rates,
     )
+
+
+def _check(dtypes: tuple[str, ...], **sizes: int) -> None:
+    for name, value in sizes.items():
+        one(name, whole(name, value, least=1, remedy="It is a size."))
+    for dtype in dtypes:
+        if dtype not in _FIELDS:
+            raise ValueError(f"dtype {dtype!r} is not among {', '.join(_FIELDS)}.")
 
 
 def _median_s(run: Callable[[], jax.Array], repeats: int) -> float:

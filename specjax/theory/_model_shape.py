@@ -1,6 +1,7 @@
 """What a model makes a device read and compute, in bytes and FLOP."""
 
 import dataclasses
+from typing import Any
 
 from specjax.theory._check import FloatArray, real, whole
 
@@ -97,24 +98,7 @@ class ModelShape:
         Raises:
           ValueError: a count is not whole and positive, a byte size not positive.
         """
-        counts = locals()
-        for name in (
-            "n_layers",
-            "d_model",
-            "n_heads",
-            "n_kv_heads",
-            "head_width",
-            "d_ff",
-            "vocab_size",
-        ):
-            whole(name, counts[name], least=1, remedy="See the model's configuration.")
-        for name in (
-            "bytes_per_param",
-            "kv_bytes_per_element",
-            "activation_bytes_per_element",
-        ):
-            remedy = "2 is bfloat16, 0.5 is 4 bits."
-            real(name, counts[name], least=0, open_least=True, remedy=remedy)
+        _check_widths(locals())
         queries, keys = n_heads * head_width, n_kv_heads * head_width
         layer = d_model * (2 * queries + 2 * keys) + 3 * d_model * d_ff
         n_params = n_layers * layer + vocab_size * d_model
@@ -148,3 +132,13 @@ class ModelShape:
             return self.weight_bytes + 0.0 * n_rows
         missed = (1 - self.n_experts_per_token / self.n_experts) ** n_rows
         return self.weight_bytes + self.expert_weight_bytes * (1 - missed)
+
+
+def _check_widths(arguments: dict[str, Any]) -> None:
+    """Checks the arguments of ``ModelShape.decoder``."""
+    for name, value in arguments.items():
+        if name.startswith(("n_", "d_")) or name in ("head_width", "vocab_size"):
+            whole(name, value, least=1, remedy="See the model's configuration.")
+        elif name != "cls":
+            remedy = "2 is bfloat16, 0.5 is 4 bits."
+            real(name, value, least=0, open_least=True, remedy=remedy)
