@@ -1,4 +1,4 @@
-"""Argmax and log-normaliser of vocabulary rows, in forms that vectorise."""
+"""Argmax, sum and log-normaliser of vocabulary rows, in forms that vectorise."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -42,7 +42,7 @@ def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     scores = scores.astype(jnp.float32)
     top = jnp.max(scores, axis=-1, keepdims=True)
     shift = jnp.where(jnp.isfinite(top), top, 0.0)
-    total = _sum(jnp.exp(scores - shift))
+    total = total_mass(jnp.exp(scores - shift))
     return jnp.log(total) + shift[..., 0]
 
 
@@ -68,11 +68,17 @@ def lanes_log_normalizer(
     return (jnp.log(total) + shift)[..., 0, :]
 
 
-def _sum(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
+def total_mass(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     """Sums rows, on CPUs in an order that does not depend on their number.
 
     Lanes are added as whole vectors, half onto half, and the last few pairwise. Where
     the vocabulary may be split over devices that would move half of it about.
+
+    Args:
+      x: float rows.
+
+    Returns:
+      The sums.
     """
     if current_platform() != "cpu":
         return jnp.sum(x, axis=-1)
