@@ -18,7 +18,7 @@ from specjax.decode._compiled import Plan, Snapshot, prefill_chunks, programs
 from specjax.decode._controls import NO_CONTROLS, Controls, MaskTable, row_controls
 from specjax.decode._results import Completion, FinishReason, Stats
 from specjax.decode._state import DecodeState, Status, with_masks
-from specjax.drafters import Drafter
+from specjax.drafters import BoundDrafter, Drafter, match_noise, unbind
 from specjax.sampling import ControlSpec, Settings, check_sampling, check_whole
 from specjax.text import StopStringMatcher, TextStream, TokenMask
 from specjax.typing import Params
@@ -131,7 +131,7 @@ class Engine:
         self,
         model: "Model",
         *,
-        drafter: Drafter,
+        drafter: Drafter | BoundDrafter,
         rule: VerifyRule,
         batch_size: int,
         capacity: int,
@@ -156,7 +156,8 @@ class Engine:
             ``coupled``): every pass has ``width`` rows, in arithmetic that does not
             depend on the number of rows.
           width: rows of a pass when exact; None is gamma + 1.
-          draft_params: the drafter's parameters, where it has any.
+          draft_params: the drafter's parameters, where it has any and does not bring
+            them.
           passes_per_call: passes between two returns to the host.
           n_stop_ids: stop ids a request may have, the model's own included.
           controls: controls that requests may use, ``token_masks`` aside; None is
@@ -165,9 +166,12 @@ class Engine:
           n_top: alternatives that requests may ask for.
 
         Raises:
-          ValueError: a size is out of range; the message has the numbers.
+          ValueError: a size is out of range; the message has the numbers. Or the
+            drafter does not go with the rule.
         """
         spec = model.target.spec
+        drafter, draft_params = unbind(drafter, draft_params)
+        drafter = match_noise(drafter, rule.noise)
         if batch_size < 1 or passes_per_call < 1:
             raise ValueError(f"{batch_size=} and {passes_per_call=} must be >= 1.")
         if capacity > spec.max_context:

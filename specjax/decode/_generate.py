@@ -13,7 +13,7 @@ from specjax import verify as rules
 from specjax.decode._controls import NO_CONTROLS, Controls, union_masks, union_spec
 from specjax.decode._engine import PASSES_PER_CALL, Engine, Request
 from specjax.decode._results import Completion, Generation
-from specjax.drafters import Drafter
+from specjax.drafters import BoundDrafter, Drafter, unbind
 from specjax.models import CACHE_SLACK
 from specjax.sampling import check_whole
 from specjax.text import IncrementalDetokenizer
@@ -130,7 +130,7 @@ def generate(
     model: "Model",
     prompts: Prompt | Sequence[Prompt],
     *,
-    drafter: Drafter | str | None = "prompt_lookup",
+    drafter: Drafter | BoundDrafter | str | None = "prompt_lookup",
     gamma: int = 6,
     rule: VerifyRule | str = "coupled",
     max_new_tokens: int = 128,
@@ -179,7 +179,7 @@ def generate(
       width: rows of a pass when exact; None is gamma + 1.
       batch_size: slots; None is the number of samples, at most 8.
       capacity: tokens a slot may hold; None fits the longest request.
-      draft_params: the drafter's parameters, where it has any.
+      draft_params: the drafter's parameters, where it has any and does not bring them.
 
     Returns:
       The completions in the order of the prompts, the n of a prompt together.
@@ -262,7 +262,7 @@ def stream(
     model: "Model",
     prompt: Prompt,
     *,
-    drafter: Drafter | str | None = "prompt_lookup",
+    drafter: Drafter | BoundDrafter | str | None = "prompt_lookup",
     gamma: int = 6,
     rule: VerifyRule | str = "coupled",
     max_new_tokens: int = 128,
@@ -302,7 +302,7 @@ def stream(
       exact: ids identical with speculation on and off.
       width: rows of a pass when exact.
       capacity: tokens the slot may hold.
-      draft_params: the drafter's parameters, where it has any.
+      draft_params: the drafter's parameters, where it has any and does not bring them.
       passes_per_call: passes between two pieces.
 
     Yields:
@@ -356,7 +356,7 @@ def _engine(
     model: "Model",
     requests: Sequence[Request],
     *,
-    drafter: Drafter | str | None,
+    drafter: Drafter | BoundDrafter | str | None,
     gamma: int,
     rule: VerifyRule | str,
     exact: bool,
@@ -367,6 +367,7 @@ def _engine(
     passes_per_call: int = PASSES_PER_CALL,
 ) -> Engine:
     """Makes an engine whose slots hold the longest of some requests."""
+    drafter, draft_params = unbind(drafter, draft_params)
     drafter, rule = resolve(drafter, gamma, rule)
     full = drafter.spec.gamma + 1 if width is None else width
     if capacity is None:

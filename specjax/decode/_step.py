@@ -57,11 +57,11 @@ def draft(
       vocabulary or drawn from a law that is none (NaN, +inf, or nothing but -inf);
       and the state with the drafter's.
     """
-    context = _context(state, None)
+    room = jnp.clip(state.limit - state.length - 1, 0, drafter.spec.gamma)
+    budget = jnp.where(state.status == Status.RUNNING, room, 0)
+    context = _context(state, None)._replace(budget=budget)
     proposal, drafter_state = drafter.propose(draft_params, state.draft, context)
-    room = jnp.maximum(state.limit - state.length - 1, 0)
-    n_valid = jnp.minimum(proposal.n_valid, room)
-    n_valid = jnp.where(state.status == Status.RUNNING, n_valid, 0)
+    n_valid = jnp.minimum(proposal.n_valid, budget)
     known = (proposal.tokens >= 0) & (proposal.tokens < target.spec.vocab_size)
     sound = known
     if proposal.logprobs is not None:

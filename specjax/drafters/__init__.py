@@ -2,21 +2,36 @@
 
 from collections.abc import Callable
 
+from specjax.drafters._datastore import (
+    Datastore,
+    build_datastore,
+    documents_of,
+    extend_datastore,
+    load_datastore,
+    save_datastore,
+)
+from specjax.drafters._from_model import from_model
+from specjax.drafters._model import model
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import (
+    BoundDrafter,
     DraftContext,
     Drafter,
     DrafterSpec,
     Proposal,
     check_gamma,
+    match_noise,
     stateless,
+    unbind,
 )
+from specjax.drafters._suffix import suffix
 
 #: Drafters by name, each taking gamma (``plain`` ignores it).
 REGISTRY: dict[str, Callable[[int], Drafter]] = {
     "plain": lambda gamma: plain(),
     "prompt_lookup": lambda gamma: prompt_lookup(gamma),
+    "suffix": lambda gamma: suffix(gamma),
 }
 
 
@@ -44,13 +59,25 @@ def by_name(name: str, gamma: int) -> Drafter:
 
 __all__ = [
     "REGISTRY",
+    "BoundDrafter",
+    "Datastore",
     "DraftContext",
     "Drafter",
     "DrafterSpec",
     "Proposal",
+    "build_datastore",
     "by_name",
     "check_gamma",
+    "documents_of",
+    "extend_datastore",
+    "from_model",
+    "load_datastore",
+    "match_noise",
+    "model",
     "plain",
     "prompt_lookup",
+    "save_datastore",
     "stateless",
+    "suffix",
+    "unbind",
 ]

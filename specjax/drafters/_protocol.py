@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specjax.models import Features
 from specjax.sampling import Settings
-from specjax.typing import Array, Float, Int
+from specjax.typing import Array, Float, Int, Params
 
 
 class DraftContext(NamedTuple):
@@ -19,6 +19,8 @@ class DraftContext(NamedTuple):
       features: hidden states of the last pass's rows, or None where there is none
         (before the first pass) or where the drafter asked for none.
       n_new: tokens the last pass committed. [B]
+      budget: most drafts of each row that will be looked at, [B] in [0, gamma]; a
+        drafter may spare itself the rest. None is gamma.
     """
 
     history: Int[Array, "B L"]
@@ -26,6 +28,7 @@ class DraftContext(NamedTuple):
     settings: Settings
     features: Features | None
     n_new: Int[Array, " B"]
+    budget: Int[Array, " B"] | None = None
 
 
 class Proposal(NamedTuple):
@@ -55,11 +58,16 @@ class DrafterSpec:
       name: as in the registry.
       gamma: draft tokens a pass, at most.
       needs_features: whether the context carries the target's hidden states.
+      draws: where tokens come from. ``point``: point masses. ``sample``: the law in
+        ``Proposal.logprobs``, with noise that no rule uses. ``coupled``: the Gumbel
+        noise of the target's own draws (point masses to the rule), which is exact
+        only where a draft is kept for being the token that the target draws.
     """
 
     name: str
     gamma: int
     needs_features: bool = False
+    draws: Literal["point", "sample", "coupled"] = "point"
 
 
 class Drafter(NamedTuple):
@@ -82,6 +90,8 @@ class Drafter(NamedTuple):
         the source's first ``length`` tokens would have made it, whatever the source
         has seen since; 0 forgets the row. None where the state does not hold that any
         more.
+      coupled: () -> the same drafter with ``spec.draws`` "coupled", or None where there
+        is none: it draws nothing.
     """
 
     spec: DrafterSpec
@@ -91,6 +101,61 @@ class Drafter(NamedTuple):
     propose: Callable[..., tuple[Proposal, Any]]
     commit: Callable[..., Any]
     copy_row: Callable[..., Any] | None = None
+    coupled: "Callable[[], Drafter] | None" = None
+
+
+class BoundDrafter(NamedTuple):
+    """A drafter and the parameters that go with it.
+
+    Attributes:
+      drafter: the drafter.
+      params: its parameters, None where it has none.
+    """
+
+    drafter: Drafter
+    params: Params | None
+
+
+def unbind[T](
+    drafter: T | BoundDrafter, params: Params | None
+) -> tuple[T | Drafter, Params | None]:
+    """Takes a drafter and its parameters apart; what is not bound stays as it is.
+
+    Raises:
+      ValueError: parameters are given beside a drafter that brings its own.
+    """
+    if not isinstance(drafter, BoundDrafter):
+        return drafter, params
+    if params is not None:
+        raise ValueError(
+            f"drafter {drafter.drafter.spec.name!r} brings its own parameters; leave "
+            "draft_params out."
+        )
+    return drafter
+
+
+def match_noise(drafter: Drafter, noise: str) -> Drafter:
+    """Makes a drafter draw as a rule's noise allows and likes best.
+
+    Args:
+      drafter: any drafter.
+      noise: of the rule: ``gumbel`` rules keep a draft for being the target's own
+        draw, which one made with the same noise mostly is.
+
+    Returns:
+      The drafter, coupled where the rule is and it can be.
+
+    Raises:
+      ValueError: a coupled drafter meets a rule that needs independent drafts.
+    """
+    if noise == "gumbel":
+        return drafter if drafter.coupled is None else drafter.coupled()
+    if drafter.spec.draws == "coupled" and noise == "uniform":
+        raise ValueError(
+            f"drafter {drafter.spec.name!r} draws with the target's own noise, which "
+            "is exact under the rule 'coupled' only; use its draws='sample' form."
+        )
+    return drafter
 
 
 def stateless(

@@ -12,6 +12,7 @@ from specjax.sampling._controls import (
 )
 from specjax.sampling._draw import (
     UniformNoise,
+    draft_noise,
     draw,
     gumbel_argmax,
     gumbel_margin,
@@ -34,6 +35,7 @@ __all__ = [
     "apply_controls",
     "check_sampling",
     "check_whole",
+    "draft_noise",
     "draw",
     "gumbel_argmax",
     "gumbel_margin",

@@ -12,6 +12,7 @@ from specjax.typing import Array, Float, Int, UInt
 # of decision: the residual draw with the draft's noise is a known biased sampler.
 _STREAM_GUMBEL = 0
 _STREAM_UNIFORM = 1
+_STREAM_DRAFT = 2
 
 # Tokens of a column; about the square root of the vocabularies in use.
 _LANES = 256
@@ -59,6 +60,33 @@ def gumbel_noise(
         return jax.random.gumbel(key, (n,), jnp.float32)
 
     return jax.vmap(jax.vmap(one, (None, 0)))(seed, position)
+
+
+def draft_noise(
+    seed: UInt[Array, " B"], length: Int[Array, " B"], index: Array, vocab_size: int
+) -> Float[Array, "B Z"]:
+    """Returns Gumbel noise for a draft, keyed by (seed, length, index).
+
+    Not by position: whether a pass keeps a draft may depend on the later ones (block
+    verification), so a position drafted anew needs noise of its own.
+
+    Args:
+      seed: request seeds.
+      length: committed tokens of each row when the pass starts.
+      index: of the draft in its pass.
+      vocab_size: V.
+
+    Returns:
+      float32 noise for ``gumbel_argmax``, Z = n_gumbels(V).
+    """
+    n = n_gumbels(vocab_size)
+
+    def one(seed: Array, length: Array) -> Array:
+        key = jax.random.fold_in(jax.random.key(seed), _STREAM_DRAFT)
+        key = jax.random.fold_in(jax.random.fold_in(key, length), index)
+        return jax.random.gumbel(key, (n,), jnp.float32)
+
+    return jax.vmap(one)(seed, length)
 
 
 def gumbel_argmax(

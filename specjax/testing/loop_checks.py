@@ -22,10 +22,9 @@ from specjax.decode import (
     union_masks,
     union_spec,
 )
-from specjax.drafters import plain
+from specjax.drafters import BoundDrafter, plain
 from specjax.testing import planted
 from specjax.testing.oracle import g_test
-from specjax.testing.planted import Planted
 from specjax.testing.reference_controls import controlled_logits, sampling_law
 from specjax.testing.table_target import sequence_law, table_model
 from specjax.text import TokenMask
@@ -43,7 +42,7 @@ def make_model() -> Model:
     return table_model(1.2 * rng.normal(size=(_VOCAB,) * 3))
 
 
-def sampled_draft(*, adversarial: bool = False) -> Planted:
+def sampled_draft(*, adversarial: bool = False) -> BoundDrafter:
     """Plants a drafter that draws from a table and says so.
 
     Args:
@@ -60,7 +59,7 @@ def sampled_draft(*, adversarial: bool = False) -> Planted:
 def check_law(
     model: Model,
     rule: verify.VerifyRule,
-    draft: Planted | None = None,
+    draft: BoundDrafter | None = None,
     *,
     calls: int = _CALLS,
     least: float = 1e-5,
@@ -101,7 +100,7 @@ def check_law(
 def check_identity(model: Model) -> str | None:
     """Compares speculation on with off, under settings, and off with the reference."""
     requests = _requests()
-    off = _complete(model, Planted(plain(), {}), requests)
+    off = _complete(model, BoundDrafter(plain(), {}), requests)
     texts = [(*c.prompt_ids, *c.ids) for c in off]
     right = planted.right(_GAMMA, _VOCAB, texts[:8])
     hashed = planted.hashed(_GAMMA, _VOCAB, texts[:8])
@@ -131,10 +130,10 @@ def check_errors(model: Model) -> str | None:
     """Looks at whether a NaN row ends with an error, and alone."""
     table = np.asarray(model.params["table"]).copy()
     requests = [Request(prompt_ids=(0, i), max_new_tokens=8, seed=i) for i in range(3)]
-    sound = _complete(model, Planted(plain(), {}), requests)
+    sound = _complete(model, BoundDrafter(plain(), {}), requests)
     table[0, 1] = np.nan
     spoilt = dataclasses.replace(model, params={"table": jnp.asarray(table)})
-    done = _complete(spoilt, Planted(plain(), {}), requests)
+    done = _complete(spoilt, BoundDrafter(plain(), {}), requests)
     if done[1].ids or "not finite" not in (done[1].error or ""):
         return f"a row of NaN logits: {done[1].ids}, {done[1].error}"
     for i in (0, 2):
@@ -182,7 +181,7 @@ def _requests() -> list[Request]:
 
 def _complete(
     model: Model,
-    draft: Planted,
+    draft: BoundDrafter,
     requests: Sequence[Request],
     *,
     rule: verify.VerifyRule = verify.coupled,
@@ -244,7 +243,7 @@ def _against_reference(
 
 
 def _draw(
-    model: Model, draft: Planted, rule: verify.VerifyRule, calls: int
+    model: Model, draft: BoundDrafter, rule: verify.VerifyRule, calls: int
 ) -> np.ndarray:
     """Draws sequences of ``_NEW`` tokens, [_BATCH * calls, _NEW]."""
     engine = Engine(

@@ -1,11 +1,11 @@
 """Drafters and targets with a planted behaviour, to test what is built on them.
 
 The drafters that propose token ids share one compiled program a gamma: which of them
-it is lies in their parameters. Each function here gives a ``Planted``, a drafter with
-the parameters that go with it::
+it is lies in their parameters. Each function here gives a ``BoundDrafter``, a drafter
+with the parameters that go with it::
 
     right = planted.right(4, 256, [prompt + continuation])
-    generate(model, prompt, drafter=right.drafter, draft_params=right.params)
+    generate(model, prompt, drafter=right)
 
 The targets are wrapped ones: put them into a model with ``dataclasses.replace``.
 """
@@ -18,7 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.drafters import DraftContext, Drafter, DrafterSpec, Proposal, check_gamma
+from specjax.drafters import (
+    BoundDrafter,
+    DraftContext,
+    Drafter,
+    DrafterSpec,
+    Proposal,
+    check_gamma,
+)
 from specjax.models import Target
 from specjax.typing import Array, Float, Int, Params
 
@@ -32,14 +39,7 @@ _STREAM = 0x706C616E
 _KINDS = ("right", "wrong", "partly", "outside", "silent", "hashed", "constant")
 
 
-class Planted(NamedTuple):
-    """A drafter and its parameters."""
-
-    drafter: Drafter
-    params: Params
-
-
-def right(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Planted:
+def right(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> BoundDrafter:
     """Plants a drafter that is always right.
 
     Args:
@@ -55,7 +55,7 @@ def right(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Plante
     return _planted("right", gamma, vocab_size, texts)
 
 
-def wrong(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Planted:
+def wrong(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> BoundDrafter:
     """Plants a drafter that is always wrong: each id is the right one plus 1.
 
     Args:
@@ -71,7 +71,7 @@ def wrong(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Plante
 
 def partly_right(
     gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]
-) -> Planted:
+) -> BoundDrafter:
     """Plants a drafter whose first k ids are right and the others wrong.
 
     k is in [0, gamma], from a hash of the history: a random accept pattern that every
@@ -90,7 +90,7 @@ def partly_right(
 
 def outside_vocabulary(
     gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()
-) -> Planted:
+) -> BoundDrafter:
     """Plants a drafter that proposes the ids ``vocab_size`` and -1, by turns.
 
     Where the text is known, the first k ids are right, as in ``partly_right``.
@@ -106,7 +106,9 @@ def outside_vocabulary(
     return _planted("outside", gamma, vocab_size, texts)
 
 
-def silent(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> Planted:
+def silent(
+    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()
+) -> BoundDrafter:
     """Plants a drafter of ``n_valid`` 0 whose tokens, which must not count, are right.
 
     Args:
@@ -120,7 +122,9 @@ def silent(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> 
     return _planted("silent", gamma, vocab_size, texts)
 
 
-def hashed(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> Planted:
+def hashed(
+    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()
+) -> BoundDrafter:
     """Plants a drafter of random length and tokens, from a hash of the history.
 
     Where the text is known, about three of four tokens are the right ones.
@@ -136,7 +140,7 @@ def hashed(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]] = ()) -> 
     return _planted("hashed", gamma, vocab_size, texts)
 
 
-def constant(gamma: int, vocab_size: int, ids: Sequence[int]) -> Planted:
+def constant(gamma: int, vocab_size: int, ids: Sequence[int]) -> BoundDrafter:
     """Plants a drafter that proposes the same ids in every pass.
 
     Args:
@@ -150,7 +154,7 @@ def constant(gamma: int, vocab_size: int, ids: Sequence[int]) -> Planted:
     return _planted("constant", gamma, vocab_size, (), ids)
 
 
-def sampled(gamma: int, logprobs: Float[Array, "V V"]) -> Planted:
+def sampled(gamma: int, logprobs: Float[Array, "V V"]) -> BoundDrafter:
     """Plants a drafter that draws each token from a table row and says so honestly.
 
     The law of a token depends on the token before it. The noise comes from the
@@ -165,10 +169,12 @@ def sampled(gamma: int, logprobs: Float[Array, "V V"]) -> Planted:
       The drafter.
     """
     table = jnp.asarray(logprobs, jnp.float32)
-    return Planted(_sampled(gamma, table.shape[0]), {"table": table})
+    return BoundDrafter(_sampled(gamma, table.shape[0]), {"table": table})
 
 
-def remembering(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> Planted:
+def remembering(
+    gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]
+) -> BoundDrafter:
     """Plants a drafter that is right as long as its own memory of the text is.
 
     It never looks at the history but at the pending token: it remembers what
@@ -183,7 +189,7 @@ def remembering(gamma: int, vocab_size: int, texts: Sequence[Sequence[int]]) -> 
     Returns:
       The drafter.
     """
-    return Planted(_remembering(gamma), _params("right", gamma, texts, ()))
+    return BoundDrafter(_remembering(gamma), _params("right", gamma, texts, ()))
 
 
 def _planted(
@@ -192,8 +198,8 @@ def _planted(
     vocab_size: int,
     texts: Sequence[Sequence[int]],
     ids: Sequence[int] = (),
-) -> Planted:
-    return Planted(_by_params(gamma, vocab_size), _params(kind, gamma, texts, ids))
+) -> BoundDrafter:
+    return BoundDrafter(_by_params(gamma, vocab_size), _params(kind, gamma, texts, ids))
 
 
 def _params(

@@ -8,11 +8,11 @@ import numpy as np
 from decode_helpers import run
 
 from specjax import cache as kv
+from specjax.drafters import BoundDrafter
 from specjax.models import Features, Target, TargetSpec
 from specjax.ops.attention import KV_BLOCK
 from specjax.sampling import ControlSpec
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 from specjax.testing.reference_controls import controlled_logits
 from specjax.testing.tiny import tiny_tokenizer
 from specjax.text import TokenMask
@@ -134,7 +134,9 @@ def right(gamma, *texts):
 def limited(most, kind, *texts):
     """A planted drafter of ``most`` tokens a pass, 48 or fewer, by one program."""
     inner = getattr(planted, kind)(48, VOCAB, texts)
-    return Planted(_limited(inner.drafter), {**inner.params, "most": jnp.int32(most)})
+    return BoundDrafter(
+        _limited(inner.drafter), {**inner.params, "most": jnp.int32(most)}
+    )
 
 
 @functools.cache

@@ -16,17 +16,16 @@ from decode_helpers import GAMMA, MODEL, PLAIN, assert_same, logits_of, run
 from jax.sharding import AbstractMesh, AxisType
 
 from specjax.decode import Origin, Request
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.models import DecoderConfig
 from specjax.ops.platform import row_invariant
 from specjax.sharding import param_shardings
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cases_greedy")]
 
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 #: Best two logits of the tiny bfloat16 model this close may swap without exact mode:
 #: it rounds to 8 bits, and its logits are of size 1 to 4.
 BFLOAT16_TIE = 0.1

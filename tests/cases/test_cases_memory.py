@@ -13,11 +13,10 @@ from decode_helpers import GAMMA, MODEL, VOCAB, assert_same, make_engine, run, t
 import specjax
 from specjax import cache as kv
 from specjax.decode import Origin, Request, Status
-from specjax.drafters import Drafter, DrafterSpec
+from specjax.drafters import BoundDrafter, Drafter, DrafterSpec
 from specjax.models import config_from_hf
 from specjax.ops.attention import KV_BLOCK, cached_attention
 from specjax.testing import planted
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cases_memory")]
@@ -208,7 +207,7 @@ def test_one_hidden_state_a_token_of_its_own_row():
     requests, plain = _plain()
     pair = [dataclasses.replace(r, max_new_tokens=30) for r in requests[1:3]]
     known = planted.partly_right(GAMMA, VOCAB, texts_of(plain))
-    draft = Planted(_recorder(known.drafter), known.params)
+    draft = BoundDrafter(_recorder(known.drafter), known.params)
     engine = make_engine(draft=draft, batch=2)
     got = _by_rounds(engine, pair, lambda state: None)
     seen, length = engine._state.draft

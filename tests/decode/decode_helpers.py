@@ -8,17 +8,16 @@ import numpy as np
 
 from specjax import verify
 from specjax.decode import Engine, Request
-from specjax.drafters import plain
+from specjax.drafters import BoundDrafter, plain
 from specjax.sampling import Settings, gumbel_noise, warp
 from specjax.testing import tiny_model
-from specjax.testing.planted import Planted
 
 #: One block of the cache and of attention.
 CAPACITY = 240
 GAMMA, VOCAB = 4, 256
 
 MODEL = tiny_model()
-PLAIN = Planted(plain(), None)
+PLAIN = BoundDrafter(plain(), None)
 
 
 def run(

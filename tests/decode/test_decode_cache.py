@@ -20,14 +20,13 @@ from decode_helpers import (
 )
 
 from specjax.decode import Request, Status
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_cache")
 
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 
 
 def _long_requests():

@@ -22,9 +22,9 @@ from decode_helpers import (
 import specjax
 from specjax import drafters, verify
 from specjax.decode import Controls, Engine, Request, union_masks, union_spec
+from specjax.drafters import BoundDrafter
 from specjax.sampling import ControlSpec
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 from specjax.testing.reference_controls import controlled_logits
 from specjax.text import TokenMask
 
@@ -91,7 +91,7 @@ def _whole_logits(i):
 @pytest.mark.parametrize("drafter", ["partly_right", "hashed", "lookup"])
 def test_speculation_changes_nothing_under_any_settings(drafter):
     if drafter == "lookup":
-        draft = Planted(drafters.prompt_lookup(GAMMA, min_ngram=1), None)
+        draft = BoundDrafter(drafters.prompt_lookup(GAMMA, min_ngram=1), None)
     else:
         draft = getattr(planted, drafter)(GAMMA, VOCAB, texts_of(_plain()))
     got = run(REQUESTS, draft=draft, **EVERYTHING)
@@ -259,7 +259,7 @@ def test_samples_share_a_prefill_and_equal_single_runs():
 
 @pytest.mark.parametrize("draft", ["plain", "remembering"])
 def test_a_prompt_is_prefilled_once_where_the_drafter_allows(draft):
-    made = Planted(drafters.plain(), None)
+    made = BoundDrafter(drafters.plain(), None)
     if draft == "remembering":
         made = planted.remembering(GAMMA, VOCAB, [(5,) * 60])
     engine = make_engine(draft=made, batch=2)

@@ -9,14 +9,13 @@ from decode_helpers import GAMMA, MODEL, PLAIN, VOCAB, make_engine
 
 import specjax
 from specjax.decode import Engine, Plan, Request
-from specjax.drafters import prompt_lookup
-from specjax.testing.planted import Planted
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.verify import coupled
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_errors")
 
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 
 
 def _refused(match, prompts="abc", **settings):

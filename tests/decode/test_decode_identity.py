@@ -23,19 +23,18 @@ from decode_helpers import (
 )
 
 from specjax.decode import Origin
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.ops.attention import cached_attention
 from specjax.ops.platform import row_invariant
 from specjax.ops.vocab import log_normalizer
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_identity")
 
 BFLOAT16 = tiny_model(dtype="bfloat16")
 MODELS = {"float32": MODEL, "bfloat16": BFLOAT16}
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 
 # Two scores this close may swap when another program computes them: logits are of
 # size 1 to 4 and the tiny model's float32 sums are right to about 1e-6.
@@ -105,7 +104,7 @@ def test_exact_identity_for_prompt_lookup(truth):
 def test_exact_identity_at_other_gammas_and_batches(truth, dtype, gamma):
     """The width of the pass is another one, and the batch: still the same bits."""
     requests, plain = truth(dtype, "coupled")
-    draft = Planted(prompt_lookup(gamma), None)
+    draft = BoundDrafter(prompt_lookup(gamma), None)
     got = run(requests, model=MODELS[dtype], draft=draft, width=gamma + 1, batch=1)
     assert_same(got, plain)
     assert sum(c.stats.accepted for c in got) > 20

@@ -12,9 +12,8 @@ from jax.scipy.special import gammaincc
 
 from specjax import verify
 from specjax.decode import Engine, Plan, Request, programs
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.testing import planted, tiny_model
-from specjax.testing.planted import Planted
 from specjax.testing.reference_controls import sampling_law
 
 # One worker: the tests share compiled programs.
@@ -29,7 +28,7 @@ MODEL = tiny_model(3, vocab_size=VOCAB)
 _TABLE = np.random.default_rng(2).normal(size=(VOCAB, VOCAB)) * 1.5
 _TABLE[:, 4] = -np.inf  # never drawn by the drafter, drawn by the target
 DRAFTS = {
-    "lookup": Planted(prompt_lookup(GAMMA, min_ngram=1, max_ngram=3), None),
+    "lookup": BoundDrafter(prompt_lookup(GAMMA, min_ngram=1, max_ngram=3), None),
     "sampled": planted.sampled(GAMMA, jax.nn.log_softmax(jnp.asarray(_TABLE))),
 }
 

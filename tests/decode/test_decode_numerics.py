@@ -14,14 +14,13 @@ from decode_helpers import (
 )
 
 from specjax.decode import Request
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.testing import planted
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_numerics")
 
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 AT = 45  # the position whose logits are NaN
 NAN_AT = dataclasses.replace(
     MODEL, target=planted.nan_target(MODEL.target, positions=(AT,))

@@ -10,9 +10,8 @@ from decode_helpers import CAPACITY, GAMMA, MODEL, VOCAB, make_engine
 
 import specjax
 from specjax.decode import Plan, Request, programs
-from specjax.drafters import plain, prompt_lookup
+from specjax.drafters import BoundDrafter, plain, prompt_lookup
 from specjax.testing import tiny_model
-from specjax.testing.planted import Planted
 from specjax.verify import coupled
 
 # One worker: the tests share compiled programs.
@@ -80,7 +79,9 @@ def test_another_model_stop_ids_and_end_ids_compile_nothing():
     specjax.generate(first, "warm", gamma=GAMMA, exact=True, batch_size=3)
     with compilations() as found:
         for model in rest:
-            engine = make_engine(model=model, draft=Planted(prompt_lookup(GAMMA), None))
+            engine = make_engine(
+                model=model, draft=BoundDrafter(prompt_lookup(GAMMA), None)
+            )
             requests = [
                 Request(prompt_ids=(1, 2, 3), stop_ids=tuple(range(n)), id=n)
                 for n in range(5)

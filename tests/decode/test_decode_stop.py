@@ -15,14 +15,13 @@ from decode_helpers import (
 )
 
 from specjax.decode import Origin, Request, Status
-from specjax.drafters import prompt_lookup
+from specjax.drafters import BoundDrafter, prompt_lookup
 from specjax.testing import planted
-from specjax.testing.planted import Planted
 
 # One worker: the tests share compiled programs.
 pytestmark = pytest.mark.xdist_group("decode_stop")
 
-LOOKUP = Planted(prompt_lookup(GAMMA), None)
+LOOKUP = BoundDrafter(prompt_lookup(GAMMA), None)
 REQUEST = Request(
     prompt_ids=tuple(MODEL.tokenizer.encode("stop here")),
     max_new_tokens=40,

@@ -10,8 +10,9 @@ import pytest
 from specjax import drafters
 from specjax.decode import prefill_chunks
 from specjax.drafters import DraftContext
+from specjax.ops.platform import row_invariant
 from specjax.sampling import Settings
-from specjax.testing import planted
+from specjax.testing import planted, tiny
 
 VOCAB, GAMMA, CAPACITY = 11, 4, 80
 _RNG = np.random.default_rng(0)
@@ -23,10 +24,10 @@ TABLE = jax.nn.log_softmax(
 TABLE = jax.nn.log_softmax(jnp.where(TABLE < -5, -jnp.inf, TABLE))
 
 ZOO = {
-    name: planted.Planted(drafters.by_name(name, GAMMA), None)
+    name: planted.BoundDrafter(drafters.by_name(name, GAMMA), None)
     for name in drafters.REGISTRY
 }
-ZOO["prompt_lookup_short"] = planted.Planted(
+ZOO["prompt_lookup_short"] = planted.BoundDrafter(
     drafters.prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), None
 )
 PLANTED = {
@@ -40,19 +41,42 @@ PLANTED = {
     "sampled": planted.sampled(GAMMA, TABLE),
     "remembering": planted.remembering(GAMMA, VOCAB, TEXTS),
 }
-EVERY = ZOO | PLANTED
+_DRAFT = tiny.tiny_model(4, vocab_size=VOCAB, width=16)
+MODELS = {
+    "model": drafters.BoundDrafter(drafters.model(_DRAFT.target, GAMMA), _DRAFT.params)
+}
+EVERY = ZOO | PLANTED | MODELS
+
+# It knows the end of one text, half of another and nothing of the third.
+EVERY["suffix_datastore"] = type(ZOO["suffix"])(
+    drafters.suffix(GAMMA, min_match=1),
+    drafters.build_datastore([TEXTS[0][20:], TEXTS[2][:30]], size=128),
+)
 
 each = pytest.mark.parametrize("name", EVERY)
 
 
 @functools.cache
 def _jitted(drafter):
-    """A drafter whose functions are compiled, to be driven fast."""
+    """A drafter whose functions are compiled, to be driven fast.
+
+    Row-invariant arithmetic makes a model's drafts the same bits however it came to
+    have read the text.
+    """
+
+    def compiled(function):
+        @jax.jit
+        def call(*args):
+            with row_invariant():
+                return function(*args)
+
+        return call
+
     return drafter._replace(
-        prefill=jax.jit(drafter.prefill),
-        reset_row=jax.jit(drafter.reset_row),
-        propose=jax.jit(drafter.propose),
-        commit=jax.jit(drafter.commit),
+        prefill=compiled(drafter.prefill),
+        reset_row=compiled(drafter.reset_row),
+        propose=compiled(drafter.propose),
+        commit=compiled(drafter.commit),
     )
 
 

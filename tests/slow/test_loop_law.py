@@ -1,26 +1,46 @@
 """The law of sequences out of the whole loop, a hundred thousand draws a case."""
 
+import numpy as np
 import pytest
 
 from specjax import verify
-from specjax.drafters import plain, prompt_lookup
+from specjax.drafters import (
+    BoundDrafter,
+    build_datastore,
+    model,
+    plain,
+    prompt_lookup,
+    suffix,
+)
 from specjax.testing import planted
 from specjax.testing.loop_checks import check_law, make_model, sampled_draft
-from specjax.testing.planted import Planted
+from specjax.testing.table_target import table_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GAMMA, VOCAB, CALLS = 3, 5, 800
 DRAFTS = {
-    "plain": lambda: Planted(plain(), {}),
-    "lookup": lambda: Planted(prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), {}),
+    "plain": lambda: BoundDrafter(plain(), {}),
+    "lookup": lambda: BoundDrafter(prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), {}),
+    "suffix": lambda: BoundDrafter(
+        suffix(GAMMA, min_match=1), build_datastore([(0, 1, 2, 3), (2, 4, 1)], size=16)
+    ),
     "sampled": sampled_draft,
     "adversarial": lambda: sampled_draft(adversarial=True),
     "constant": lambda: planted.constant(GAMMA, VOCAB, (1, 2, 0)),
     "outside": lambda: planted.outside_vocabulary(GAMMA, VOCAB),
     "silent": lambda: planted.silent(GAMMA, VOCAB, [(0, 1, 2, 0, 1, 2)]),
     "hashed": lambda: planted.hashed(GAMMA, VOCAB),
+    "model": lambda: model_draft(),
 }
+
+
+def model_draft():
+    """Another table as the draft model."""
+    other = table_model(1.5 * np.random.default_rng(8).normal(size=(VOCAB,) * 3))
+    return BoundDrafter(model(other.target, GAMMA), other.params)
+
+
 RULES = ["rejection", "block", "sample_and_match", "coupled"]
 CASES = [
     (rule, draft)

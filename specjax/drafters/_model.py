@@ -1,0 +1,346 @@
+"""A smaller model as the drafter, token by token.
+
+References: Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al.,
+arXiv:2302.01318.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from specjax.drafters._protocol import (
+    DraftContext,
+    Drafter,
+    DrafterSpec,
+    Proposal,
+    check_gamma,
+)
+from specjax.models import CACHE_SLACK, Target
+from specjax.ops.vocab import argmax, log_normalizer
+from specjax.sampling import (
+    Settings,
+    draft_noise,
+    gumbel_argmax,
+    gumbel_noise,
+    warp,
+)
+from specjax.typing import Array, Float, Int, Params
+
+#: How drafts are drawn: from the draft model's law under the row's settings, from the
+#: same law with the target's own noise, or its most probable token.
+Draws = Literal["sample", "coupled", "argmax"]
+
+# After full acceptance the model has not read its own last draft: the first pass takes
+# that token and the pending one, always, so that it needs no branch.
+_WINDOW = 2
+
+# Tokens a row may be behind for longer, where others drafted for a while, are read in
+# chunks; a chunk's padding must fit what a cache keeps beyond its capacity.
+_CHUNK = CACHE_SLACK
+
+
+class ModelState(NamedTuple):
+    """What the drafter carries.
+
+    Attributes:
+      cache: the draft model's; it holds ``seen`` committed tokens of each row.
+      seen: [B] int32.
+      base: tokens that were committed when the last drafts were made. [B]
+      read: tokens it had read then, its own drafts included. [B]
+      drafted: those drafts. [B, G]
+      capacity: tokens a row of the cache may hold.
+    """
+
+    cache: Any
+    seen: Int[Array, " B"]
+    base: Int[Array, " B"]
+    read: Int[Array, " B"]
+    drafted: Int[Array, "B G"]
+    capacity: Int[Array, ""]
+
+
+def model(
+    draft: Target,
+    gamma: int = 4,
+    *,
+    vocab_size: int | None = None,
+    n_ids: int | None = None,
+    draws: Draws = "sample",
+    name: str = "model",
+) -> Drafter:
+    """Drafts with a model of its own parameters and cache.
+
+    Whether its vocabulary means the same tokens as the target's is for the caller to
+    know: ``drafters.from_model`` compares the tokenizers. A row whose text outgrows the
+    draft model's context is decoded plainly from there.
+
+    Args:
+      draft: the draft model; its parameters are the drafter's.
+      gamma: draft tokens a pass, each one pass of the draft model.
+      vocab_size: of the target; None: as the draft model's. Ids that the draft model
+        lacks are never drafted.
+      n_ids: ids that have a token in both; None: all.
+      draws: ``sample`` draws under the row's own settings and is exact under every
+        rule; rules that take Gumbel noise get the ``coupled`` form of it by
+        themselves. ``argmax`` proposes point masses.
+      name: for statistics and messages.
+
+    Returns:
+      The drafter. Equal calls give the identical one.
+
+    Raises:
+      ValueError: gamma is out of range, the cache cannot be rolled back by its length,
+        ``draws`` is not known, or there are more ids than rows of logits.
+    """
+    check_gamma(gamma)
+    if draft.spec.cache_kind != "kv":
+        raise ValueError(
+            f"A draft model's cache must roll back by its length; this one is of kind "
+            f"{draft.spec.cache_kind!r}."
+        )
+    if draws not in ("sample", "coupled", "argmax"):
+        raise ValueError(f"{draws=} is not known; use 'sample', 'coupled' or 'argmax'.")
+    vocab_size = draft.spec.vocab_size if vocab_size is None else vocab_size
+    most = min(vocab_size, draft.spec.vocab_size)
+    n_ids = most if n_ids is None else n_ids
+    if not 1 <= n_ids <= most:
+        raise ValueError(f"{n_ids=} must be in [1, {most}], the ids that both have.")
+    return _model(draft, gamma, vocab_size, n_ids, draws, name)
+
+
+@functools.cache
+def _model(
+    draft: Target, gamma: int, vocab_size: int, n_ids: int, draws: Draws, name: str
+) -> Drafter:
+    """Makes the drafter; arguments that mean the same are the same here."""
+    again = functools.partial(_model, draft, gamma, vocab_size, n_ids, "coupled", name)
+    made = _ModelDrafter(draft, gamma, vocab_size, n_ids, draws)
+    return made.drafter(name, again if draws == "sample" else None)
+
+
+class _ModelDrafter:
+    """The functions of the drafter, over its static side."""
+
+    def __init__(
+        self, draft: Target, gamma: int, vocab_size: int, n_ids: int, draws: Draws
+    ) -> None:
+        self.draft, self.gamma = draft, gamma
+        self.vocab_size, self.n_ids = vocab_size, n_ids
+        self.draws: Draws = draws
+
+    def drafter(self, name: str, again) -> Drafter:
+        draws = self.draws
+        return Drafter(
+            spec=DrafterSpec(
+                name=name,
+                gamma=self.gamma,
+                draws="point" if draws == "argmax" else draws,
+            ),
+            init=self.init,
+            prefill=self.prefill,
+            reset_row=self.reset_row,
+            propose=self.propose,
+            commit=self.commit,
+            copy_row=self.copy_row,
+            coupled=again,
+        )
+
+    def init(self, batch: int, capacity: int) -> ModelState:
+        # Each a buffer of its own: the loop donates them all.
+        zeros = lambda: jnp.zeros((batch,), jnp.int32)
+        capacity = min(capacity, self.draft.spec.max_context)
+        return ModelState(
+            cache=self.draft.init_cache(batch, capacity),
+            seen=zeros(),
+            base=zeros(),
+            read=zeros(),
+            drafted=jnp.zeros((batch, self.gamma), jnp.int32),
+            capacity=jnp.int32(capacity),
+        )
+
+    def prefill(self, params, state, row, tokens, n_real, features) -> ModelState:
+        """Reads a prompt chunk; a prompt beyond the draft's context is not read."""
+        # Writes past the end would be moved back over what is there. Such a row never
+        # drafts, so where its cache starts is of no interest.
+        fits = state.seen[row] + tokens.shape[1] <= state.capacity + CACHE_SLACK
+        only = jnp.zeros_like(state.seen).at[row]
+        cache = self.draft.commit(
+            state.cache, only.set(jnp.where(fits, 0, -state.seen[row]))
+        )
+        _, _, cache = self.draft.forward(
+            params, self._known(tokens), cache, row=row, with_logits=False
+        )
+        seen = jnp.where(fits, state.seen[row] + n_real, 0)
+        start = jnp.where(fits, state.seen[row], 0)
+        return state._replace(
+            cache=self.draft.commit(cache, only.set(seen - start)),
+            seen=state.seen.at[row].set(seen),
+        )
+
+    def reset_row(self, state: ModelState, row: Array) -> ModelState:
+        return state._replace(
+            cache=self.draft.reset_row(state.cache, row), seen=state.seen.at[row].set(0)
+        )
+
+    def copy_row(self, state, source, row, length) -> ModelState:
+        return state._replace(
+            cache=self.draft.copy_row(state.cache, source, row, length),
+            seen=state.seen.at[row].set(length),
+        )
+
+    def propose(
+        self, params: Params, state: ModelState, context: DraftContext
+    ) -> tuple[Proposal, ModelState]:
+        length, gamma = context.length, self.gamma
+        alive = (length > 0) & (length + gamma <= state.capacity)
+        budget = gamma if context.budget is None else jnp.minimum(context.budget, gamma)
+        n_valid = jnp.where(alive, budget, 0).astype(jnp.int32)
+        steps = jnp.max(n_valid)
+        empty = (
+            jnp.zeros_like(state.drafted),
+            self._no_laws(length.shape[0]),
+        )
+        # Rows that draft no more write beyond the capacity, where nothing is read.
+        beyond = jnp.where(alive, 0, state.capacity - state.seen)
+        run = functools.partial(self._draft, params, context, alive, beyond, steps)
+        (tokens, logprobs), cache, seen = lax.cond(
+            steps > 0,
+            run,
+            lambda empty, cache, seen: (empty, cache, seen),
+            empty,
+            state.cache,
+            state.seen,
+        )
+        read = jnp.where(alive & (steps > 0), length - 1 + steps, seen)
+        state = state._replace(
+            cache=cache, seen=seen, base=length, read=read, drafted=tokens
+        )
+        return Proposal(tokens, logprobs, n_valid), state
+
+    def commit(
+        self, params: Params, state: ModelState, context: DraftContext
+    ) -> ModelState:
+        """Keeps what it read of its drafts as far as they were committed."""
+        at = state.base[:, None] + jnp.arange(self.gamma)[None, :]
+        size = context.history.shape[1]
+        text = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
+        same = (text == state.drafted) & (at < context.length[:, None])
+        n_same = jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
+        seen = jnp.maximum(state.seen, jnp.minimum(state.base + n_same, state.read))
+        # Its last token stays pending, also of a row that got none.
+        seen = jnp.clip(seen, 0, jnp.maximum(context.length - 1, 0))
+        return state._replace(
+            cache=self.draft.commit(state.cache, seen - state.seen), seen=seen
+        )
+
+    def _known(self, tokens: Array) -> Array:
+        """Replaces what the draft model has no embedding for."""
+        inside = (tokens >= 0) & (tokens < self.draft.spec.vocab_size)
+        return jnp.where(inside, tokens, 0)
+
+    def _text(self, context: DraftContext, start: Array, n: int) -> Array:
+        """Returns n committed tokens of each row from a start, 0 beyond the text."""
+        at = start[:, None] + jnp.arange(n)[None, :]
+        size = context.history.shape[1]
+        tokens = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
+        return self._known(jnp.where(at < context.length[:, None], tokens, 0))
+
+    def _draft(self, params, context, alive, beyond, steps, empty, cache, seen):
+        """Reads what is missing and drafts; the cache ends at the committed text."""
+        length, draft = context.length, self.draft
+        cache = draft.commit(cache, beyond)
+        behind = lambda seen: jnp.where(alive, length - seen, 0)
+
+        def read(carry):
+            cache, seen = carry
+            n = jnp.clip(behind(seen) - _WINDOW, 0, _CHUNK)
+            tokens = self._text(context, seen, _CHUNK)
+            _, _, cache = draft.forward(params, tokens, cache, with_logits=False)
+            return draft.commit(cache, n), seen + n
+
+        late = lambda carry: jnp.any(behind(carry[1]) > _WINDOW)
+        cache, seen = lax.while_loop(late, read, (cache, seen))
+        n = behind(seen)
+
+        def first(cache, tokens):
+            logits, _, cache = draft.forward(
+                params, self._text(context, seen, _WINDOW), cache
+            )
+            last = jnp.maximum(n - 1, 0)[:, None, None]
+            logits = jnp.take_along_axis(logits, last, axis=1)[:, 0]
+            return logits, draft.commit(cache, n)
+
+        def later(cache, token):
+            logits, _, cache = draft.forward(params, self._known(token), cache)
+            # Rows that draft no more stay where they are: all writes keep in bounds.
+            return logits[:, 0], draft.commit(cache, alive.astype(jnp.int32))
+
+        def step(carry):
+            i, cache, kept = carry
+            before = lax.dynamic_slice_in_dim(kept[0], i - 1, 1, axis=1)
+            logits, cache = lax.cond(i == 0, first, later, cache, before)
+            kept = self._keep(kept, self._draw(logits, context, i), i)
+            return i + 1, cache, kept
+
+        more = lambda carry: carry[0] < steps
+        _, cache, kept = lax.while_loop(more, step, (jnp.int32(0), cache, empty))
+        cache = draft.commit(cache, jnp.where(alive, 1 - steps, -beyond))
+        return kept, cache, seen + n
+
+    def _no_laws(self, batch: int) -> Array | None:
+        if self.draws != "sample":
+            return None
+        return jnp.zeros((batch, self.gamma, self.vocab_size), jnp.float32)
+
+    def _keep(self, kept, drawn, i):
+        """Writes the i-th draft of each row, and its law where it has one."""
+        put = lambda old, new: (
+            None
+            if old is None
+            else lax.dynamic_update_slice_in_dim(old, new[:, None], i, axis=1)
+        )
+        return tuple(put(old, new) for old, new in zip(kept, drawn, strict=True))
+
+    def _draw(
+        self, logits: Float[Array, "B V"], context: DraftContext, i: Array
+    ) -> tuple[Array, Array | None]:
+        """Draws the i-th draft of each row; returns it and the law it comes from."""
+        logits = self._fit(logits)
+        if self.draws == "argmax":
+            return argmax(logits), None
+        settings: Settings = context.settings
+
+        def sampled(logits: Array) -> tuple[Array, Array | None]:
+            scores = warp(logits[:, None], settings)[:, 0]
+            size = self.vocab_size
+            if self.draws == "coupled":
+                position = (context.length + i)[:, None]
+                noise = gumbel_noise(settings.seed, position, size)[:, 0]
+                return gumbel_argmax(scores, noise), None
+            noise = draft_noise(settings.seed, context.length, i, size)
+            token = gumbel_argmax(scores, noise)
+            return token, scores - log_normalizer(scores)[:, None]
+
+        def greedy(logits: Array) -> tuple[Array, Array | None]:
+            token = argmax(logits)
+            if self.draws == "coupled":
+                return token, None
+            at = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+            point = jnp.where(at == token[:, None], 0.0, -jnp.inf)
+            # Also here a law that is none must be seen as such.
+            spoilt = jnp.isnan(jnp.max(logits, axis=-1, keepdims=True))
+            return token, jnp.where(spoilt, jnp.nan, point)
+
+        return lax.cond(jnp.any(settings.temperature > 0), sampled, greedy, logits)
+
+    def _fit(self, logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+        """Gives logits the target's width, -inf where not both have a token."""
+        have = logits.shape[-1]
+        logits = jnp.pad(logits, ((0, 0), (0, max(self.vocab_size - have, 0))))
+        logits = logits[:, : self.vocab_size].astype(jnp.float32)
+        if self.n_ids == self.vocab_size:
+            return logits
+        index = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        return jnp.where(index < self.n_ids, logits, -jnp.inf)
