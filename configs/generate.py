@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config.capacity = config_dict.placeholder(int)  # None: fits the longest prompt
 
     config.drafter = "prompt_lookup"
+    config.datastore = config_dict.placeholder(str)  # for the drafter suffix
     config.gamma = 6
     config.rule = "coupled"
     config.exact = False

@@ -5,6 +5,11 @@ so that a run killed at any time goes on where it was; ``run_prompt`` streams th
 of one prompt; ``main`` picks one of them and turns errors into exit statuses.
 """
 
+from specjax.batch._datastore import (
+    load_tokenizer,
+    read_documents,
+    write_datastore,
+)
 from specjax.batch._errors import Interrupted, RunError, UsageError
 from specjax.batch._flags import define_flags, parse_flags, read_flags
 from specjax.batch._main import Files, main
@@ -23,9 +28,12 @@ __all__ = [
     "Summary",
     "UsageError",
     "define_flags",
+    "load_tokenizer",
     "main",
     "parse_flags",
+    "read_documents",
     "read_flags",
     "run_file",
     "run_prompt",
+    "write_datastore",
 ]

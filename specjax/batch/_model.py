@@ -1,10 +1,12 @@
 """Loads a run's model and checks the settings that depend on it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from specjax import decode
 from specjax.batch._errors import UsageError
 from specjax.batch._settings import BatchSettings
+from specjax.drafters import load_datastore
+from specjax.typing import Params
 from specjax.weights import load
 
 if TYPE_CHECKING:
@@ -49,3 +51,26 @@ def load_model(settings: BatchSettings) -> "Model":
             f"that {model.name} is made for; lower it."
         )
     return model
+
+
+def load_draft_params(settings: BatchSettings, model: "Model") -> Params | None:
+    """Loads the parameters of a run's drafter.
+
+    Args:
+      settings: the run's.
+      model: the run's.
+
+    Returns:
+      The datastore, or None where the drafter has no parameters.
+
+    Raises:
+      UsageError: it cannot be loaded, or does not go with the model's tokenizer.
+    """
+    if settings.datastore is None:
+        return None
+    meaning = model.need_tokenizer().fingerprint()
+    try:
+        store = load_datastore(settings.datastore, fingerprint=meaning)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--datastore={settings.datastore}: {error}") from error
+    return cast(Params, store)

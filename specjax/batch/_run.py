@@ -11,7 +11,7 @@ import jax
 
 from specjax.batch._constraints import Constraints
 from specjax.batch._errors import RunError, Signals, UsageError
-from specjax.batch._model import load_model
+from specjax.batch._model import load_draft_params, load_model
 from specjax.batch._output import OutputFile, hash_file
 from specjax.batch._prepare import Job, Preparer, error_record
 from specjax.batch._progress import Progress, stats_text
@@ -123,6 +123,7 @@ class _Runner:
         signals: Signals,
     ) -> None:
         drafter, rule = resolve(settings.drafter, settings.gamma, settings.rule)
+        draft_params = load_draft_params(settings, model)
         self._path = path
         self._out = out
         self._signals = signals
@@ -145,6 +146,7 @@ class _Runner:
                 controls=needs.controls,
                 token_masks=needs.token_masks,
                 n_top=settings.top_logprobs,
+                draft_params=draft_params,
             )
         except jax.errors.JaxRuntimeError as error:
             _raise_out_of_memory(error, out)

@@ -44,6 +44,8 @@ class BatchSettings:
     Attributes:
       model: a name, path or hub id for ``specjax.load``.
       drafter: name of a drafter.
+      datastore: file for the drafter ``suffix``, by ``scripts/build_datastore.py``;
+        None is the rows' own text alone.
       gamma: draft tokens a pass.
       rule: name of a verify rule.
       temperature: 0 is greedy. This and those down to ``json_schema``: a record's
@@ -82,6 +84,7 @@ class BatchSettings:
 
     model: str = "smollm2-135m-instruct"
     drafter: str = "prompt_lookup"
+    datastore: str | None = None
     gamma: int = 6
     rule: str = "coupled"
     temperature: float = 0.0
@@ -145,6 +148,14 @@ class BatchSettings:
             # Plain types, so that a restart compares equal to what JSON gave back.
             object.__setattr__(self, name, value)
         drafters.by_name(self.drafter, self.gamma)
+        if self.datastore is not None:
+            if not isinstance(self.datastore, str) or not self.datastore:
+                raise ValueError(f"datastore must be a path, got {self.datastore!r}.")
+            if self.drafter != "suffix":
+                raise ValueError(
+                    "datastore goes with drafter 'suffix'; the drafter is "
+                    f"{self.drafter!r}."
+                )
         rule = verify.by_name(self.rule)
         if rule.greedy_only and self.temperature > 0:
             raise ValueError(

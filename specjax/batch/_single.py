@@ -6,7 +6,7 @@ from typing import TextIO
 
 from specjax.batch._constraints import Constraints
 from specjax.batch._errors import UsageError
-from specjax.batch._model import load_model
+from specjax.batch._model import load_draft_params, load_model
 from specjax.batch._progress import stats_text
 from specjax.batch._settings import REQUEST, BatchSettings
 from specjax.decode import Completion, stream
@@ -38,6 +38,7 @@ def run_prompt(
     to: TextIO = sys.stdout if out is None else out
     notes = sys.stderr if notes is None else notes
     model = load_model(settings)
+    draft_params = load_draft_params(settings, model)
     began = time.perf_counter()
     sampling = settings.sampling
     try:
@@ -57,6 +58,7 @@ def run_prompt(
             capacity=settings.capacity,
             ignore_eos=settings.ignore_eos,
             controls=controls,
+            draft_params=draft_params,
             **{name: sampling[name] for name in REQUEST},
         )
     except ValueError as error:

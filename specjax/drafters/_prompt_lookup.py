@@ -60,6 +60,35 @@ def prompt_lookup(gamma: int = 6, *, min_ngram: int = 2, max_ngram: int = 8) -> 
     return stateless(DrafterSpec(name="prompt_lookup", gamma=gamma), propose)
 
 
+def matched_lengths(
+    history: Int[Array, " L"], length: Int[Array, ""], most: int
+) -> Int[Array, " L"]:
+    """Counts how many tokens before each index are those that end the text.
+
+    Args:
+      history: the text; junk beyond its length.
+      length: of the text, [].
+      most: longest match counted.
+
+    Returns:
+      For each index, the length of the longest common suffix of the text up to and
+      with it and of the whole text, at most ``most``; 0 for the text's own end and
+      beyond.
+    """
+    size = history.shape[0]
+    end = jnp.arange(size)  # a candidate match ends at this index
+    run = jnp.ones((size,), bool)
+    matched = jnp.zeros((size,), jnp.int32)
+    for k in range(min(most, size)):
+        wanted = history[jnp.maximum(length - 1 - k, 0)]
+        shifted = jnp.concatenate(
+            [jnp.full((k,), -1, history.dtype), lax.slice_in_dim(history, 0, size - k)]
+        )
+        run &= (shifted == wanted) & (end >= k) & (length - 1 - k >= 0)
+        matched += run.astype(jnp.int32)
+    return jnp.where(end < length - 1, matched, 0)
+
+
 def _find(
     history: Int[Array, " L"],
     length: Int[Array, ""],
@@ -70,17 +99,8 @@ def _find(
 ) -> tuple[Int[Array, " G"], Int[Array, ""]]:
     """Searches one row; returns its draft and how much of it counts."""
     size = history.shape[0]
-    end = jnp.arange(size)  # a candidate match ends at this index
-    run = jnp.ones((size,), bool)
-    matched = jnp.zeros((size,), jnp.int32)
-    for k in range(min(max_ngram, size)):
-        wanted = history[jnp.maximum(length - 1 - k, 0)]
-        shifted = jnp.concatenate(
-            [jnp.full((k,), -1, history.dtype), lax.slice_in_dim(history, 0, size - k)]
-        )
-        run &= (shifted == wanted) & (end >= k) & (length - 1 - k >= 0)
-        matched += run.astype(jnp.int32)
-    matched = jnp.where(end < length - 1, matched, 0)
+    end = jnp.arange(size)
+    matched = matched_lengths(history, length, max_ngram)
     # Longest first, then most recent, as one number: both are below 2**15 or so.
     best = jnp.argmax(jnp.where(matched > 0, matched * size + end, -1))
     found = matched[best] >= min_ngram

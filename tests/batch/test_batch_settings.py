@@ -43,6 +43,8 @@ def _read(*args):
     ("given", "message"),
     [
         ({"drafter": "nope"}, "known drafters: plain, prompt_lookup"),
+        ({"datastore": "a.npz"}, "goes with drafter 'suffix'; .* 'prompt_lookup'"),
+        ({"drafter": "suffix", "datastore": ""}, "datastore must be a path, got ''"),
         ({"rule": "nope"}, "known rules: .*coupled, greedy"),
         ({"dtype": "int4"}, "known: float32, bfloat16"),
         ({"gamma": 0}, "gamma"),
@@ -149,6 +151,11 @@ def test_every_flag_arrives():
         min_new_tokens=6,
         regex="a{1,2}",
     )
+
+
+def test_the_datastore_arrives():
+    settings, _ = _read("--prompt=hi", "--drafter=suffix", "--datastore=s.npz")
+    assert settings == BatchSettings(drafter="suffix", datastore="s.npz")
 
 
 def test_json_flags_may_name_a_file(tmp_path):

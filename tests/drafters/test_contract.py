@@ -48,7 +48,7 @@ MODELS = {
 EVERY = ZOO | PLANTED | MODELS
 
 # It knows the end of one text, half of another and nothing of the third.
-EVERY["suffix_datastore"] = type(ZOO["suffix"])(
+EVERY["suffix_datastore"] = drafters.BoundDrafter(
     drafters.suffix(GAMMA, min_match=1),
     drafters.build_datastore([TEXTS[0][20:], TEXTS[2][:30]], size=128),
 )
