@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode._state import DecodeState, Origin, RowStats, Status, TopTokens
-from specjax.drafters import DraftContext, Drafter, Proposal
+from specjax.drafters import DraftContext, Drafter, Proposal, TargetView
 from specjax.models import Features, Target
 from specjax.ops.vocab import log_normalizer
 from specjax.sampling import (
@@ -37,6 +37,7 @@ class PassInfo(NamedTuple):
 
 
 def draft(
+    target_params: Params,
     draft_params: Params | None,
     state: DecodeState,
     *,
@@ -46,6 +47,7 @@ def draft(
     """Asks the drafter, and keeps of its answer what may be verified.
 
     Args:
+      target_params: the target's parameters.
       draft_params: the drafter's parameters.
       state: slots.
       target: the target.
@@ -60,6 +62,9 @@ def draft(
     room = jnp.clip(state.limit - state.length - 1, 0, drafter.spec.gamma)
     budget = jnp.where(state.status == Status.RUNNING, room, 0)
     context = _context(state, None)._replace(budget=budget)
+    if drafter.spec.exit_block:
+        view = TargetView(target_params, state.cache)
+        context = context._replace(target=view)
     proposal, drafter_state = drafter.propose(draft_params, state.draft, context)
     n_valid = jnp.minimum(proposal.n_valid, budget)
     known = (proposal.tokens >= 0) & (proposal.tokens < target.spec.vocab_size)
@@ -78,7 +83,12 @@ def draft(
         tokens=jnp.where(known, proposal.tokens, 0),
         n_valid=jnp.minimum(n_valid, n_sound),
     )
-    return proposal, state.replace(draft=drafter_state)
+    state = state.replace(draft=drafter_state)
+    if proposal.started is not None:
+        # The blocks it ran have written; what they wrote is not committed.
+        state = state.replace(cache=proposal.started.cache)
+        proposal = proposal._replace(started=proposal.started._replace(cache=None))
+    return proposal, state
 
 
 def verify_and_commit(
@@ -116,7 +126,16 @@ def verify_and_commit(
         state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1
     )
     block = jnp.concatenate([pending, proposal.tokens], axis=1)
-    logits, features, cache = target.forward(target_params, block, state.cache)
+    if proposal.started is None:
+        logits, features, cache = target.forward(target_params, block, state.cache)
+    else:
+        assert target.halves is not None
+        logits, features, cache = target.halves.finish(
+            target_params,
+            proposal.started.hidden,
+            state.cache,
+            start=drafter.spec.exit_block,
+        )
     if n_ids is not None and n_ids < logits.shape[-1]:
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
         logits = jnp.where(index < n_ids, logits, -jnp.inf)
@@ -175,7 +194,9 @@ def spec_step(
     Returns:
       The state, and the pass's diagnostics where there is a single width.
     """
-    proposal, state = draft(draft_params, state, target=target, drafter=drafter)
+    proposal, state = draft(
+        target_params, draft_params, state, target=target, drafter=drafter
+    )
 
     at = functools.partial(
         verify_and_commit,
@@ -208,15 +229,19 @@ def _fit(proposal: Proposal, n: int) -> Proposal:
     """Cuts or pads a proposal to n draft positions."""
     have = proposal.tokens.shape[1]
 
-    def fit(x: Array) -> Array:
+    def fit(x: Array, n: int = n, have: int = have) -> Array:
         pad = [(0, 0), (0, max(n - have, 0))] + [(0, 0)] * (x.ndim - 2)
         return jnp.pad(x[:, :n], pad)
 
+    started = proposal.started
+    if started is not None:
+        started = started._replace(hidden=fit(started.hidden, n + 1, have + 1))
     return Proposal(
         tokens=fit(proposal.tokens),
         logprobs=None if proposal.logprobs is None else fit(proposal.logprobs),
         n_valid=jnp.minimum(proposal.n_valid, n),
         confidence=None if proposal.confidence is None else fit(proposal.confidence),
+        started=started,
     )
 
 

@@ -10,7 +10,8 @@ from specjax.drafters._datastore import (
     load_datastore,
     save_datastore,
 )
-from specjax.drafters._from_model import from_model
+from specjax.drafters._early_exit import early_exit
+from specjax.drafters._from_model import from_model, layer_skip, lower_precision
 from specjax.drafters._model import model
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
@@ -20,6 +21,8 @@ from specjax.drafters._protocol import (
     Drafter,
     DrafterSpec,
     Proposal,
+    Started,
+    TargetView,
     check_gamma,
     match_noise,
     stateless,
@@ -65,13 +68,18 @@ __all__ = [
     "Drafter",
     "DrafterSpec",
     "Proposal",
+    "Started",
+    "TargetView",
     "build_datastore",
     "by_name",
     "check_gamma",
     "documents_of",
+    "early_exit",
     "extend_datastore",
     "from_model",
+    "layer_skip",
     "load_datastore",
+    "lower_precision",
     "match_noise",
     "model",
     "plain",

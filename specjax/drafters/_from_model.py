@@ -1,11 +1,18 @@
 """Models as drafters of each other, and of themselves."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from specjax.drafters._model import Draws, model
+import jax
+import jax.numpy as jnp
+
+from specjax.drafters._drawing import Draws
+from specjax.drafters._model import model
 from specjax.drafters._protocol import BoundDrafter
-from specjax.models import DecoderConfig, Target
-from specjax.typing import Params
+from specjax.models import NO_SKIP, DecoderConfig, LayerSkip, Target, decoder_target
+from specjax.ops.linear import preferred_layout
+from specjax.typing import Array, Params
 
 
 class ModelLike(Protocol):
@@ -79,3 +86,93 @@ def from_model(
         draws=draws,
     )
     return BoundDrafter(drafter, draft.params)
+
+
+def layer_skip(
+    target: ModelLike,
+    gamma: int = 4,
+    *,
+    attention: Sequence[int] = (),
+    ff: Sequence[int] = (),
+    draws: Draws = "sample",
+) -> BoundDrafter:
+    """Makes a model its own drafter, with some of its sublayers left out.
+
+    Reference: Zhang et al., "Draft & Verify", arXiv:2309.08168. It has a cache of its
+    own, of the attention layers that are left, and no parameters of its own.
+
+    Args:
+      target: the model.
+      gamma: draft tokens a pass.
+      attention: blocks whose attention drafts leave out.
+      ff: blocks whose feed-forward network drafts leave out.
+      draws: see ``drafters.model``.
+
+    Returns:
+      The drafter with the target's own parameters.
+
+    Raises:
+      ValueError: nothing is left out, or what is left out is no block.
+    """
+    skip = LayerSkip(tuple(attention), tuple(ff))
+    if skip == NO_SKIP:
+        raise ValueError(
+            "layer_skip leaves nothing out: a draft would cost what the target does; "
+            "name blocks in attention= and ff=."
+        )
+    drafter = model(
+        decoder_target(target.config, skip=skip),
+        gamma,
+        n_ids=_n_ids(target),
+        draws=draws,
+        name="layer_skip",
+    )
+    return BoundDrafter(drafter, target.params)
+
+
+def lower_precision(
+    target: ModelLike,
+    gamma: int = 4,
+    *,
+    dtype: str = "bfloat16",
+    draws: Draws = "sample",
+) -> BoundDrafter:
+    """Makes a model its own drafter, in parameters and cache of a smaller type.
+
+    Args:
+      target: the model.
+      gamma: draft tokens a pass.
+      dtype: of the draft: ``bfloat16``.
+      draws: see ``drafters.model``.
+
+    Returns:
+      The drafter with a converted copy of the parameters.
+
+    Raises:
+      ValueError: the type is not smaller than the target's, or not known.
+    """
+    if dtype != "bfloat16" or target.config.dtype != "float32":
+        raise ValueError(
+            f"{dtype=} is no smaller type for a target of {target.config.dtype}; a "
+            "float32 target can be drafted for in bfloat16."
+        )
+    layout = preferred_layout(jnp.dtype(dtype))
+    config = dataclasses.replace(target.config, dtype=dtype, kernel_layout=layout)
+    turned = layout != target.config.kernel_layout
+
+    def convert(path: tuple, x: Array) -> Array:
+        kernel = getattr(path[-1], "key", None) == "kernel"
+        return (x.T if kernel and turned else x).astype(dtype)
+
+    drafter = model(
+        decoder_target(config), gamma, n_ids=_n_ids(target), draws=draws, name=dtype
+    )
+    return BoundDrafter(
+        drafter, jax.tree_util.tree_map_with_path(convert, target.params)
+    )
+
+
+def _n_ids(it: ModelLike) -> int:
+    """Returns how many ids have a token; a padded vocabulary has more logits."""
+    size = it.target.spec.vocab_size
+    return size if it.tokenizer is None else min(size, it.tokenizer.vocab_size)

@@ -5,11 +5,12 @@ arXiv:2302.01318.
 """
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.drafters._drawing import Drawing, Draws, check_draws
 from specjax.drafters._protocol import (
     DraftContext,
     Drafter,
@@ -18,19 +19,7 @@ from specjax.drafters._protocol import (
     check_gamma,
 )
 from specjax.models import CACHE_SLACK, Target
-from specjax.ops.vocab import argmax, log_normalizer
-from specjax.sampling import (
-    Settings,
-    draft_noise,
-    gumbel_argmax,
-    gumbel_noise,
-    warp,
-)
-from specjax.typing import Array, Float, Int, Params
-
-#: How drafts are drawn: from the draft model's law under the row's settings, from the
-#: same law with the target's own noise, or its most probable token.
-Draws = Literal["sample", "coupled", "argmax"]
+from specjax.typing import Array, Int, Params
 
 # After full acceptance the model has not read its own last draft: the first pass takes
 # that token and the pending one, always, so that it needs no branch.
@@ -100,8 +89,7 @@ def model(
             f"A draft model's cache must roll back by its length; this one is of kind "
             f"{draft.spec.cache_kind!r}."
         )
-    if draws not in ("sample", "coupled", "argmax"):
-        raise ValueError(f"{draws=} is not known; use 'sample', 'coupled' or 'argmax'.")
+    check_draws(draws)
     vocab_size = draft.spec.vocab_size if vocab_size is None else vocab_size
     most = min(vocab_size, draft.spec.vocab_size)
     n_ids = most if n_ids is None else n_ids
@@ -116,28 +104,19 @@ def _model(
 ) -> Drafter:
     """Makes the drafter; arguments that mean the same are the same here."""
     again = functools.partial(_model, draft, gamma, vocab_size, n_ids, "coupled", name)
-    made = _ModelDrafter(draft, gamma, vocab_size, n_ids, draws)
+    made = _ModelDrafter(draft, gamma, Drawing(vocab_size, n_ids, draws))
     return made.drafter(name, again if draws == "sample" else None)
 
 
 class _ModelDrafter:
     """The functions of the drafter, over its static side."""
 
-    def __init__(
-        self, draft: Target, gamma: int, vocab_size: int, n_ids: int, draws: Draws
-    ) -> None:
-        self.draft, self.gamma = draft, gamma
-        self.vocab_size, self.n_ids = vocab_size, n_ids
-        self.draws: Draws = draws
+    def __init__(self, draft: Target, gamma: int, drawing: Drawing) -> None:
+        self.draft, self.gamma, self.drawing = draft, gamma, drawing
 
     def drafter(self, name: str, again) -> Drafter:
-        draws = self.draws
         return Drafter(
-            spec=DrafterSpec(
-                name=name,
-                gamma=self.gamma,
-                draws="point" if draws == "argmax" else draws,
-            ),
+            spec=DrafterSpec(name=name, gamma=self.gamma, draws=self.drawing.kind),
             init=self.init,
             prefill=self.prefill,
             reset_row=self.reset_row,
@@ -198,10 +177,7 @@ class _ModelDrafter:
         budget = gamma if context.budget is None else jnp.minimum(context.budget, gamma)
         n_valid = jnp.where(alive, budget, 0).astype(jnp.int32)
         steps = jnp.max(n_valid)
-        empty = (
-            jnp.zeros_like(state.drafted),
-            self._no_laws(length.shape[0]),
-        )
+        empty = self.drawing.empty(length.shape[0], gamma)
         # Rows that draft no more write beyond the capacity, where nothing is read.
         beyond = jnp.where(alive, 0, state.capacity - state.seen)
         run = functools.partial(self._draft, params, context, alive, beyond, steps)
@@ -279,68 +255,11 @@ class _ModelDrafter:
 
         def step(carry):
             i, cache, kept = carry
-            before = lax.dynamic_slice_in_dim(kept[0], i - 1, 1, axis=1)
+            before = lax.dynamic_slice_in_dim(kept.tokens, i - 1, 1, axis=1)
             logits, cache = lax.cond(i == 0, first, later, cache, before)
-            kept = self._keep(kept, self._draw(logits, context, i), i)
-            return i + 1, cache, kept
+            return i + 1, cache, self.drawing.put(kept, logits, context, i)
 
         more = lambda carry: carry[0] < steps
         _, cache, kept = lax.while_loop(more, step, (jnp.int32(0), cache, empty))
         cache = draft.commit(cache, jnp.where(alive, 1 - steps, -beyond))
         return kept, cache, seen + n
-
-    def _no_laws(self, batch: int) -> Array | None:
-        if self.draws != "sample":
-            return None
-        return jnp.zeros((batch, self.gamma, self.vocab_size), jnp.float32)
-
-    def _keep(self, kept, drawn, i):
-        """Writes the i-th draft of each row, and its law where it has one."""
-        put = lambda old, new: (
-            None
-            if old is None
-            else lax.dynamic_update_slice_in_dim(old, new[:, None], i, axis=1)
-        )
-        return tuple(put(old, new) for old, new in zip(kept, drawn, strict=True))
-
-    def _draw(
-        self, logits: Float[Array, "B V"], context: DraftContext, i: Array
-    ) -> tuple[Array, Array | None]:
-        """Draws the i-th draft of each row; returns it and the law it comes from."""
-        logits = self._fit(logits)
-        if self.draws == "argmax":
-            return argmax(logits), None
-        settings: Settings = context.settings
-
-        def sampled(logits: Array) -> tuple[Array, Array | None]:
-            scores = warp(logits[:, None], settings)[:, 0]
-            size = self.vocab_size
-            if self.draws == "coupled":
-                position = (context.length + i)[:, None]
-                noise = gumbel_noise(settings.seed, position, size)[:, 0]
-                return gumbel_argmax(scores, noise), None
-            noise = draft_noise(settings.seed, context.length, i, size)
-            token = gumbel_argmax(scores, noise)
-            return token, scores - log_normalizer(scores)[:, None]
-
-        def greedy(logits: Array) -> tuple[Array, Array | None]:
-            token = argmax(logits)
-            if self.draws == "coupled":
-                return token, None
-            at = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-            point = jnp.where(at == token[:, None], 0.0, -jnp.inf)
-            # Also here a law that is none must be seen as such.
-            spoilt = jnp.isnan(jnp.max(logits, axis=-1, keepdims=True))
-            return token, jnp.where(spoilt, jnp.nan, point)
-
-        return lax.cond(jnp.any(settings.temperature > 0), sampled, greedy, logits)
-
-    def _fit(self, logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
-        """Gives logits the target's width, -inf where not both have a token."""
-        have = logits.shape[-1]
-        logits = jnp.pad(logits, ((0, 0), (0, max(self.vocab_size - have, 0))))
-        logits = logits[:, : self.vocab_size].astype(jnp.float32)
-        if self.n_ids == self.vocab_size:
-            return logits
-        index = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
-        return jnp.where(index < self.n_ids, logits, -jnp.inf)

@@ -9,6 +9,30 @@ from specjax.sampling import Settings
 from specjax.typing import Array, Float, Int, Params
 
 
+class TargetView(NamedTuple):
+    """The target as a drafter that is part of it sees it.
+
+    Attributes:
+      params: the target's parameters.
+      cache: the target's cache before the pass; committed tokens but the pending one.
+    """
+
+    params: Params
+    cache: Any
+
+
+class Started(NamedTuple):
+    """A target pass that the drafter has begun: blocks before ``spec.exit_block``.
+
+    Attributes:
+      hidden: the residual stream of the pending token and of each draft, [B, N+1, D].
+      cache: the target's cache with these blocks' part of the pass written.
+    """
+
+    hidden: Float[Array, "B N1 D"]
+    cache: Any
+
+
 class DraftContext(NamedTuple):
     """What a drafter may look at. It grows by fields, never by keyword arguments.
 
@@ -21,6 +45,7 @@ class DraftContext(NamedTuple):
       n_new: tokens the last pass committed. [B]
       budget: most drafts of each row that will be looked at, [B] in [0, gamma]; a
         drafter may spare itself the rest. None is gamma.
+      target: the target, for drafters with an ``exit_block``, while they propose.
     """
 
     history: Int[Array, "B L"]
@@ -29,6 +54,7 @@ class DraftContext(NamedTuple):
     features: Features | None
     n_new: Int[Array, " B"]
     budget: Int[Array, " B"] | None = None
+    target: TargetView | None = None
 
 
 class Proposal(NamedTuple):
@@ -42,12 +68,14 @@ class Proposal(NamedTuple):
       n_valid: how many of a row's tokens are proposed, [B] in [0, N]; 0 is plain
         decoding for that row.
       confidence: estimated acceptance of each token, [B, N] in [0, 1], or None.
+      started: the target's pass as far as the drafter has run it, or None.
     """
 
     tokens: Int[Array, "B N"]
     logprobs: Float[Array, "B N V"] | None
     n_valid: Int[Array, " B"]
     confidence: Float[Array, "B N"] | None = None
+    started: Started | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +90,15 @@ class DrafterSpec:
         ``Proposal.logprobs``, with noise that no rule uses. ``coupled``: the Gumbel
         noise of the target's own draws (point masses to the rule), which is exact
         only where a draft is kept for being the token that the target draws.
+      exit_block: blocks of the target that the drafter runs itself, on the target's
+        own cache; verification goes on from there (``Proposal.started``). 0: none.
     """
 
     name: str
     gamma: int
     needs_features: bool = False
     draws: Literal["point", "sample", "coupled"] = "point"
+    exit_block: int = 0
 
 
 class Drafter(NamedTuple):

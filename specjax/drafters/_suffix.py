@@ -70,7 +70,7 @@ def suffix(
     *,
     max_match: int = 16,
     min_match: int = 2,
-    factor: float = 2.0,
+    factor: float = 4.0,
     offset: float = 0.0,
     min_token_prob: float = 0.1,
     max_occurrences: int = 32,
@@ -92,7 +92,8 @@ def suffix(
     is proposed; of equal ones that with the longer match, then the row's own text.
 
     ``Proposal.confidence`` is C: the estimated probability that a token is accepted
-    where those before it were; its running product is D.
+    where those before it were; its running product is D. A lone occurrence has the
+    share 1, which overstates it.
 
     Cost a row and pass: ``max_match`` comparisons of the whole text, and for the
     datastore 3 searches of log2(N) / 5 rounds, 31 positions and ``max_match`` tokens a
@@ -104,7 +105,8 @@ def suffix(
       max_match: longest match looked for. Longer ones count as this long, and the
         occurrences are not told apart further.
       min_match: shortest match that counts. A wrong draft costs a wide pass.
-      factor: draft tokens a matched token.
+      factor: draft tokens a matched token. Where a pass has one width whatever is
+        drafted, short drafts save nothing and a large factor is best.
       offset: draft tokens beside those; may be negative.
       min_token_prob: least D of a draft token, in [0, 1].
       max_occurrences: occurrences that vote. Up to so many are counted exactly. Of

@@ -1,12 +1,13 @@
 """Target models: one configurable decoder, whose families are configurations."""
 
 from specjax.models._config import ROPE_KINDS, DecoderConfig, RopeConfig
-from specjax.models._decoder import Decoder, Features
+from specjax.models._decoder import NO_SKIP, Decoder, Features, LayerSkip
 from specjax.models._families import HF_ARCHITECTURES, config_from_hf
 from specjax.models._families_gguf import GGUF_ARCHITECTURES, config_from_gguf
 from specjax.models._rope import attention_factor, rope_tables, rotate
 from specjax.models._target import (
     CACHE_SLACK,
+    Halves,
     Target,
     TargetSpec,
     abstract_params,
@@ -19,10 +20,13 @@ __all__ = [
     "CACHE_SLACK",
     "GGUF_ARCHITECTURES",
     "HF_ARCHITECTURES",
+    "NO_SKIP",
     "ROPE_KINDS",
     "Decoder",
     "DecoderConfig",
     "Features",
+    "Halves",
+    "LayerSkip",
     "RopeConfig",
     "Target",
     "TargetSpec",

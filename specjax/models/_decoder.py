@@ -32,6 +32,40 @@ class Features(NamedTuple):
     last: Float[Array, "R T D"]
 
 
+class LayerSkip(NamedTuple):
+    """Sublayers that are left out: the residual stream passes them by.
+
+    Attributes:
+      attention: blocks without their attention, ascending.
+      ff: blocks without their feed-forward network, ascending.
+    """
+
+    attention: tuple[int, ...] = ()
+    ff: tuple[int, ...] = ()
+
+    def check(self, n_layers: int) -> None:
+        """Checks that each is a block, named once, and that some attention is left.
+
+        Raises:
+          ValueError: otherwise.
+        """
+        for name, blocks in zip(self._fields, self, strict=True):
+            if list(blocks) != sorted({i for i in blocks if 0 <= i < n_layers}):
+                raise ValueError(
+                    f"skip.{name}={blocks} must be ascending blocks of the model, each "
+                    f"once, in [0, {n_layers})."
+                )
+        if len(self.attention) == n_layers:
+            raise ValueError(
+                "skip.attention is every block: without attention nothing of the text "
+                "is seen; keep at least one."
+            )
+
+
+#: Leaves nothing out.
+NO_SKIP = LayerSkip()
+
+
 class Dense(nnx.Module):
     """A projection with an optional bias."""
 
@@ -171,13 +205,16 @@ class Block(nnx.Module):
         self.ff_norm = Norm(*norm)
         self.ff = FeedForward(config, rngs)
 
-    def __call__(self, x: Array, *attention_args) -> tuple[Array, kv.LayerKV]:
-        """Applies the block; see ``Attention`` for the further arguments."""
+    def attend(self, x: Array, *args) -> tuple[Array, kv.LayerKV]:
+        """Applies the attention sublayer; see ``Attention`` for the arguments."""
         with jax.named_scope("attention"):
-            mixed, layer = self.attention(self.attention_norm(x), *attention_args)
-        x = x + mixed
+            mixed, layer = self.attention(self.attention_norm(x), *args)
+        return x + mixed, layer
+
+    def feed_forward(self, x: Array) -> Array:
+        """Applies the feed-forward sublayer."""
         with jax.named_scope("ff"):
-            return x + self.ff(self.ff_norm(x)), layer
+            return x + self.ff(self.ff_norm(x))
 
 
 class Decoder(nnx.Module):
@@ -219,6 +256,7 @@ class Decoder(nnx.Module):
         start: int = 0,
         stop: int | None = None,
         taps: tuple[int, ...] = (),
+        skip: LayerSkip = NO_SKIP,
     ) -> tuple[Float[Array, "R T D"], tuple[Array, ...], kv.KVCache]:
         """Runs blocks [start, stop) on rows at each row's committed length.
 
@@ -229,6 +267,7 @@ class Decoder(nnx.Module):
           start: first block.
           stop: one past the last block; None for all.
           taps: blocks whose output is returned.
+          skip: sublayers left out. The cache has layers for the others' attention only.
 
         Returns:
           The residual stream after the last block, the tapped outputs in the
@@ -240,9 +279,15 @@ class Decoder(nnx.Module):
         layers = list(cache.layers)
         tapped: dict[int, Array] = {}
         stop = self.config.n_layers if stop is None else stop
+        attending = [i for i in range(self.config.n_layers) if i not in skip.attention]
         for i in range(start, stop):
+            block = self.blocks[i]
             with jax.named_scope(f"block_{i}"):
-                x, layers[i] = self.blocks[i](x, cos, sin, layers[i], length, row)
+                if i in attending:
+                    at = attending.index(i)
+                    x, layers[at] = block.attend(x, cos, sin, layers[at], length, row)
+                if i not in skip.ff:
+                    x = block.feed_forward(x)
             if i in taps:
                 tapped[i] = x
         cache = cache.replace(layers=tuple(layers))

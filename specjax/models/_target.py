@@ -11,7 +11,7 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.models._config import DecoderConfig
-from specjax.models._decoder import Decoder, Features
+from specjax.models._decoder import NO_SKIP, Decoder, Features, LayerSkip
 from specjax.ops.attention import KV_BLOCK
 from specjax.typing import Params
 
@@ -38,6 +38,24 @@ class TargetSpec:
     cache_kind: str = "kv"
 
 
+class Halves(NamedTuple):
+    """A forward in two halves, for drafts that leave the stack early.
+
+    Attributes:
+      begin: (params, tokens [R, T], cache, *, stop) -> (hidden [R, T, D], cache). Runs
+        blocks [0, stop) and writes their part of the cache at [length, length + T).
+      read: (params, hidden) -> float32 logits; the final norm and the head.
+      finish: (params, hidden, cache, *, start) -> (logits, Features, cache). Runs the
+        blocks from start on, at the same positions, as ``Target.forward`` would have.
+      n_blocks: of the whole stack.
+    """
+
+    begin: Callable[..., Any]
+    read: Callable[..., Any]
+    finish: Callable[..., Any]
+    n_blocks: int
+
+
 class Target(NamedTuple):
     """A model that scores drafts: pure functions, parameters explicit.
 
@@ -54,6 +72,7 @@ class Target(NamedTuple):
       copy_row: (cache, source, row, length) -> cache; the row then holds the first
         ``length`` tokens of the source row, which holds at least as many; 0 empties
         it.
+      halves: the forward in two halves, None where it cannot be cut.
     """
 
     spec: TargetSpec
@@ -62,10 +81,13 @@ class Target(NamedTuple):
     commit: Callable[..., Any]
     reset_row: Callable[..., Any]
     copy_row: Callable[..., Any]
+    halves: Halves | None = None
 
 
 @functools.cache
-def decoder_target(config: DecoderConfig, taps: tuple[int, ...] = ()) -> Target:
+def decoder_target(
+    config: DecoderConfig, taps: tuple[int, ...] = (), skip: LayerSkip = NO_SKIP
+) -> Target:
     """Makes the Target of a decoder configuration.
 
     Equal arguments give the identical Target, so compiled programs are shared.
@@ -73,34 +95,54 @@ def decoder_target(config: DecoderConfig, taps: tuple[int, ...] = ()) -> Target:
     Args:
       config: the decoder.
       taps: blocks whose outputs the features carry.
+      skip: sublayers to leave out; the parameters stay those of the whole decoder.
 
     Returns:
       The target; its parameters come from ``init_params`` or ``weights``.
 
     Raises:
-      ValueError: a tap is no block of the model.
+      ValueError: a tap or a skipped sublayer is no block of the model.
     """
+    skip.check(config.n_layers)
     for tap in taps:
         if not 0 <= tap < config.n_layers:
             raise ValueError(f"{tap=} is no block of {config.n_layers=}.")
     graph, abstract = nnx.split(_abstract_decoder(config))
 
-    def forward(params, tokens, cache, *, row=None, with_logits=True):
+    def merged(params: Params) -> Decoder:
         state = jax.tree.map(lambda leaf: leaf, abstract)
         nnx.replace_by_pure_dict(state, params)
-        model = nnx.merge(graph, state)
+        return nnx.merge(graph, state)
+
+    def forward(params, tokens, cache, *, row=None, with_logits=True):
+        model = merged(params)
         x, tapped, cache = model.run_blocks(
-            model.embed(tokens), cache, row=row, taps=taps
+            model.embed(tokens), cache, row=row, taps=taps, skip=skip
         )
         hidden = model.final_norm(x)
         logits = model.logits(hidden) if with_logits else None
         return logits, Features(taps=tapped, last=hidden), cache
 
+    def begin(params, tokens, cache, *, stop):
+        model = merged(params)
+        x, _, cache = model.run_blocks(model.embed(tokens), cache, stop=stop)
+        return x, cache
+
+    def read(params, hidden):
+        model = merged(params)
+        return model.logits(model.final_norm(hidden))
+
+    def finish(params, hidden, cache, *, start):
+        model = merged(params)
+        x, tapped, cache = model.run_blocks(hidden, cache, start=start, taps=taps)
+        hidden = model.final_norm(x)
+        return model.logits(hidden), Features(taps=tapped, last=hidden), cache
+
     def init_cache(batch: int, capacity: int) -> kv.KVCache:
         return kv.init_cache(
             batch=batch,
             capacity=capacity,
-            n_layers=config.n_layers,
+            n_layers=config.n_layers - len(skip.attention),
             n_kv_heads=config.n_kv_heads,
             head_width=config.head_width,
             dtype=jnp.dtype(config.dtype),
@@ -114,7 +156,16 @@ def decoder_target(config: DecoderConfig, taps: tuple[int, ...] = ()) -> Target:
         width=config.width,
         taps=taps,
     )
-    return Target(spec, init_cache, forward, kv.commit, kv.reset_row, kv.copy_row)
+    whole = skip == NO_SKIP and not taps
+    return Target(
+        spec,
+        init_cache,
+        forward,
+        kv.commit,
+        kv.reset_row,
+        kv.copy_row,
+        Halves(begin, read, finish, config.n_layers) if whole else None,
+    )
 
 
 def _abstract_decoder(config: DecoderConfig) -> Decoder:

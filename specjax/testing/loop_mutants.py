@@ -128,9 +128,9 @@ def _last_stop_only(truncate):
 def _no_room(draft):
     """Forgets that the next token needs room before the limit."""
 
-    def wrong(params, state, **static):
+    def wrong(target_params, params, state, **static):
         loose = state.replace(limit=state.limit + 3)
-        proposal, after = draft(params, loose, **static)
+        proposal, after = draft(target_params, params, loose, **static)
         return proposal, after.replace(limit=state.limit)
 
     return wrong

@@ -468,4 +468,5 @@ def _wrap(target: Target, change) -> Target:
             logits = change(logits, tokens, predicted)
         return logits, features, after
 
-    return target._replace(forward=forward)
+    # Its halves would go round the change.
+    return target._replace(forward=forward, halves=None)

@@ -129,7 +129,7 @@ def test_a_draft_law_travels_with_its_row():
 
     @jax.jit
     def propose(params, state):
-        return decode.draft(params, state, **parts)
+        return decode.draft(None, params, state, **parts)
 
     @jax.jit
     def score(params, state, proposal):
