@@ -261,6 +261,6 @@ def test_settings_are_checked(given_, message):
 
 
 def test_equal_calls_give_the_identical_drafter():
-    assert suffix(5) is suffix(5, factor=2, max_match=16) is suffix(gamma=5, factor=2.0)
+    assert suffix(5) is suffix(5, factor=4, max_match=16) is suffix(gamma=5, factor=4.0)
     assert suffix(5) is drafters.by_name("suffix", 5)
     assert suffix(5) is not suffix(5, min_match=3)
