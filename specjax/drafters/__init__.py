@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from specjax.drafters._combine import fallback, truncate
 from specjax.drafters._datastore import (
     Datastore,
     build_datastore,
@@ -76,6 +77,7 @@ __all__ = [
     "documents_of",
     "early_exit",
     "extend_datastore",
+    "fallback",
     "from_model",
     "layer_skip",
     "load_datastore",
@@ -87,5 +89,6 @@ __all__ = [
     "save_datastore",
     "stateless",
     "suffix",
+    "truncate",
     "unbind",
 ]

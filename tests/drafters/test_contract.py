@@ -43,8 +43,12 @@ PLANTED = {
 }
 _DRAFT = tiny.tiny_model(4, vocab_size=VOCAB, width=16)
 MODELS = {
-    "model": drafters.BoundDrafter(drafters.model(_DRAFT.target, GAMMA), _DRAFT.params)
+    "model": drafters.BoundDrafter(drafters.model(_DRAFT.target, GAMMA), _DRAFT.params),
+    "truncated": drafters.truncate(drafters.prompt_lookup(GAMMA + 2), GAMMA),
 }
+MODELS["fallback"] = drafters.fallback(
+    drafters.prompt_lookup(GAMMA, min_ngram=1), MODELS["model"], least=2
+)
 EVERY = ZOO | PLANTED | MODELS
 
 # It knows the end of one text, half of another and nothing of the third.
