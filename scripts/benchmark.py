@@ -11,6 +11,7 @@ Peers are external programs that speak one JSON object a line (``specjax.bench.P
 ``--peer=name='command'``, once for each.
 """
 
+import dataclasses
 import json
 import statistics
 import sys
@@ -194,7 +195,8 @@ def main(argv: list[str]) -> None:
         with open(FLAGS.json, "w", encoding="utf-8") as file:
             for (name, contender), runs in series.items():
                 for m in runs:
-                    record = {"class": name, "contender": contender} | vars(m)
+                    record = {"class": name, "contender": contender}
+                    record |= dataclasses.asdict(m)
                     file.write(json.dumps(record) + "\n")
 
 

@@ -14,29 +14,66 @@ from specjax.bench._micro import (
     settings_cases,
 )
 from specjax.bench._peer import Peer
+from specjax.bench._plan import (
+    ClassPlan,
+    Costs,
+    Profile,
+    Run,
+    SpeculationPlan,
+    plan_class,
+)
+from specjax.bench._plan_make import make_plan, model_shape, roofline_costs
+from specjax.bench._plan_measure import Decoding, draft_case, measure_costs
+from specjax.bench._plan_plot import plot_plan
+from specjax.bench._plan_settings import (
+    PlanSettings,
+    parse_acceptance,
+    parse_batches,
+    parse_numbers,
+)
+from specjax.bench._plan_show import describe, render_plan
 from specjax.bench._speed import Measurement, measure, median_ratio
 from specjax.bench._workloads import WORKLOADS, read_workloads
 
 __all__ = [
     "WORKLOADS",
     "Case",
+    "ClassPlan",
     "Comparison",
+    "Costs",
+    "Decoding",
     "Difference",
     "Flips",
     "Measurement",
     "Peer",
+    "PlanSettings",
+    "Profile",
+    "Run",
+    "SpeculationPlan",
     "bare_pass",
     "bare_prefill",
     "capacity_cases",
     "compare",
     "count_flips",
+    "describe",
+    "draft_case",
     "engine_pass",
     "first_token_case",
     "interleave",
+    "make_plan",
     "measure",
+    "measure_costs",
     "median_ratio",
+    "model_shape",
     "overhead_cases",
+    "parse_acceptance",
+    "parse_batches",
+    "parse_numbers",
+    "plan_class",
+    "plot_plan",
     "read_workloads",
+    "render_plan",
+    "roofline_costs",
     "score_margin",
     "settings_cases",
 ]

@@ -132,7 +132,7 @@ def engine_pass(
         controls=spec,
     )
     compiled = programs(plan, capacity)
-    prompt = _prompt(model, length)
+    prompt = prompt_ids(model, length)
 
     def run(n: int) -> float:
         state = compiled.init()
@@ -174,7 +174,7 @@ def engine_pass(
     return Case(name, run)
 
 
-def _prompt(model: "Model", length: int) -> np.ndarray:
+def prompt_ids(model: "Model", length: int) -> np.ndarray:
     """Returns tokens of real text: what filters cost depends on how flat laws are."""
     if model.tokenizer is None:
         rng = np.random.default_rng(0)

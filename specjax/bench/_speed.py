@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from specjax.decode import Completion, Engine, Request
+from specjax.decode import Completion, Engine, Request, Stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Measurement:
       n_tokens: tokens generated.
       passes: target passes.
       ids: the generated ids.
+      stats: what speculation did, or None where that is not known (peers).
     """
 
     prefill_s: float
@@ -25,6 +26,7 @@ class Measurement:
     n_tokens: int
     passes: int
     ids: tuple[int, ...]
+    stats: Stats | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -64,6 +66,7 @@ def measure(engine: Engine, request: Request) -> Measurement:
         n_tokens=len(completion.ids),
         passes=completion.stats.passes,
         ids=completion.ids,
+        stats=completion.stats,
     )
 
 

@@ -2,7 +2,7 @@
 
 from specjax.weights._gguf import load_gguf
 from specjax.weights._hf import load_hf
-from specjax.weights._load import KNOWN_MODELS, KnownModel, load, load_hub
+from specjax.weights._load import KNOWN_MODELS, KnownModel, load, load_config, load_hub
 from specjax.weights._model import Model
 from specjax.weights._names import checkpoint_name
 from specjax.weights._orbax import (
@@ -20,6 +20,7 @@ __all__ = [
     "config_from_json",
     "config_to_json",
     "load",
+    "load_config",
     "load_gguf",
     "load_hf",
     "load_hub",

@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
-from specjax.models import config_from_gguf
+from specjax.models import DecoderConfig, config_from_gguf
 from specjax.sharding import DEFAULT_RULES, Rules
 from specjax.text import Tokenizer
-from specjax.weights._assemble import assemble, check_tensors
+from specjax.weights._assemble import StoredTensor, assemble, check_tensors
 from specjax.weights._gguf_file import read_gguf
 from specjax.weights._model import Model, make_model, make_text_side
 
@@ -54,18 +55,9 @@ def load_gguf(
     """
     path = Path(path)
     fields, tensors = read_gguf(path)
-    rope = {
-        name: tensors[name].rows(0, tensors[name].shape[0]).tolist()
-        for name in _ROPE_TENSORS
-        if name in tensors and tensors[name].readable
-    }
-    config = config_from_gguf(
-        fields,
-        {name: tensor.shape for name, tensor in tensors.items()},
-        rope_tensors=rope,
-        dtype=dtype,
-    )
+    config = _config(fields, tensors, dtype)
     origin = str(path)
+    rope = _rope_tensors(tensors)
     check_tensors(
         config, tensors, "gguf", origin=origin, ignore=lambda name: name in rope
     )
@@ -75,6 +67,30 @@ def load_gguf(
     )
     params = assemble(config, tensors, "gguf", origin=origin, mesh=mesh, rules=rules)
     return make_model(name or path.stem, config, params, text)
+
+
+def gguf_config(path: Path, dtype: str) -> DecoderConfig:
+    """Reads a GGUF file's configuration; raises as ``load_gguf`` does."""
+    return _config(*read_gguf(path), dtype)
+
+
+def _config(
+    fields: dict[str, Any], tensors: dict[str, StoredTensor], dtype: str
+) -> DecoderConfig:
+    rope = {
+        name: tensors[name].rows(0, tensors[name].shape[0]).tolist()
+        for name in _rope_tensors(tensors)
+    }
+    return config_from_gguf(
+        fields,
+        {name: tensor.shape for name, tensor in tensors.items()},
+        rope_tensors=rope,
+        dtype=dtype,
+    )
+
+
+def _rope_tensors(tensors: dict[str, StoredTensor]) -> list[str]:
+    return [n for n in _ROPE_TENSORS if n in tensors and tensors[n].readable]
 
 
 def _eos(fields: dict) -> tuple[int, ...]:

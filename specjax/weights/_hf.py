@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 from jax.sharding import Mesh
 
-from specjax.models import config_from_hf
+from specjax.models import DecoderConfig, config_from_hf
 from specjax.sharding import DEFAULT_RULES, Rules
 from specjax.text import Tokenizer
 from specjax.weights._assemble import StoredTensor, assemble, check_tensors
@@ -65,6 +65,12 @@ def load_hf(
     text = make_text_side(config, tokenizer, origin=origin, eos_ids=eos_ids)
     params = assemble(config, tensors, "hf", origin=origin, mesh=mesh, rules=rules)
     return make_model(name or path.resolve().name, config, params, text)
+
+
+def hf_config(path: Path, dtype: str) -> DecoderConfig:
+    """Reads a config.json, or that of a directory; raises as ``load_hf`` does."""
+    file = path / "config.json" if path.is_dir() else path
+    return config_from_hf(read_json(file), dtype=dtype)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import huggingface_hub
 from huggingface_hub import errors as hub_errors
 from jax.sharding import Mesh
 
+from specjax.models import DecoderConfig
 from specjax.sharding import DEFAULT_RULES, Rules
-from specjax.weights._gguf import load_gguf
-from specjax.weights._hf import load_hf
+from specjax.weights._gguf import gguf_config, load_gguf
+from specjax.weights._hf import hf_config, load_hf
 from specjax.weights._model import Model
-from specjax.weights._orbax import MANIFEST, load_orbax
+from specjax.weights._orbax import MANIFEST, load_orbax, orbax_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +90,44 @@ def load(
         return load_gguf(file, dtype=dtype, mesh=mesh, rules=rules, name=text)
     path = Path(text).expanduser()
     if path.exists():
-        loader = _path_loader(path)
-        return loader(path, dtype=dtype, mesh=mesh, rules=rules)
+        return _path_readers(path)[0](path, dtype=dtype, mesh=mesh, rules=rules)
+    return load_hub(_hub_id(text), dtype=dtype, mesh=mesh, rules=rules)
+
+
+def load_config(
+    name_or_path: str | os.PathLike[str], *, dtype: str = "float32"
+) -> DecoderConfig:
+    """Reads the configuration of a model, and none of its weights.
+
+    Args:
+      name_or_path: as for ``load``; of a hub id only ``config.json`` is downloaded.
+        The path of a ``config.json`` alone will do too.
+      dtype: of the parameters, ``float32`` or ``bfloat16``.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      FileNotFoundError: the package, path or hub repository is not there.
+      ValueError: as for ``load``.
+    """
+    text = os.fspath(name_or_path)
+    if text in KNOWN_MODELS:
+        return gguf_config(_known_file(text), dtype)
+    path = Path(text).expanduser()
+    if not path.exists():
+        path = _download(_hub_id(text), None, ("config.json",))
+    if path.is_file() and path.suffix == ".json":
+        return hf_config(path, dtype)
+    return _path_readers(path)[1](path, dtype)
+
+
+def _hub_id(text: str) -> str:
+    """Gives back what may be a hub id, and complains of all else."""
     if text.endswith((".gguf", ".safetensors")) or text[:1] in "./~\\":
-        raise FileNotFoundError(f"There is no file or directory {path}.")
+        raise FileNotFoundError(f"There is no file or directory {text}.")
     if _HUB_ID.fullmatch(text):
-        return load_hub(text, dtype=dtype, mesh=mesh, rules=rules)
+        return text
     raise ValueError(
         f"{text!r} is no model that specjax knows how to find. Give one of the names "
         f"{', '.join(sorted(KNOWN_MODELS))}; the path of a .gguf file, of a directory "
@@ -118,18 +151,21 @@ def _known_file(name: str) -> Path:
     )
 
 
-def _path_loader(path: Path) -> Callable[..., Model]:
+def _path_readers(
+    path: Path,
+) -> tuple[Callable[..., Model], Callable[[Path, str], DecoderConfig]]:
+    """Finds what loads a path, and what reads its configuration only."""
     if path.is_file():
         if path.suffix == ".gguf":
-            return load_gguf
+            return load_gguf, gguf_config
         raise ValueError(
             f"{path} is no .gguf file. For safetensors give the directory that holds "
             "config.json."
         )
     if (path / MANIFEST).is_file():
-        return load_orbax
+        return load_orbax, orbax_config
     if (path / "config.json").is_file():
-        return load_hf
+        return load_hf, hf_config
     files = sorted(path.glob("*.gguf"))
     hint = f" It holds {files[0].name}: give the file's path." if files else ""
     if (path / "params").is_dir():
@@ -169,11 +205,17 @@ def load_hub(
     """
     if not _HUB_ID.fullmatch(repo_id):
         raise ValueError(f"{repo_id!r} is no hub id of the form org/name.")
+    path = _download(repo_id, revision, _HUB_FILES)
+    return load_hf(path, dtype=dtype, mesh=mesh, rules=rules, name=repo_id)
+
+
+def _download(repo_id: str, revision: str | None, files: tuple[str, ...]) -> Path:
+    """Downloads files of a repository; says why where it cannot."""
     try:
         path = huggingface_hub.snapshot_download(
             repo_id,
             revision=revision,
-            allow_patterns=list(_HUB_FILES),
+            allow_patterns=list(files),
             ignore_patterns=list(_HUB_IGNORED),
         )
     except hub_errors.GatedRepoError as error:
@@ -196,4 +238,4 @@ def load_hub(
             f"`hf download {repo_id} --local-dir DIR` on a machine that has one, copy "
             "DIR here and give its path."
         ) from error
-    return load_hf(path, dtype=dtype, mesh=mesh, rules=rules, name=repo_id)
+    return Path(path)

@@ -128,6 +128,12 @@ def load_orbax(
     return make_model(manifest["name"], config, params, text)
 
 
+def orbax_config(path: Path, dtype: str) -> DecoderConfig:
+    """Reads a checkpoint's configuration; raises as ``load_orbax`` does."""
+    config = config_from_json(_read_manifest(path)["config"])
+    return dataclasses.replace(config, dtype=dtype)
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise FileNotFoundError(f"There is no directory {path}.")

@@ -1,0 +1,293 @@
+"""Measuring what a plan needs: acceptance by class, cost ratio, verify cost."""
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from specjax import verify
+from specjax.bench._micro import Case, bare_pass, interleave, prompt_ids
+from specjax.bench._plan import Costs, Profile, Run
+from specjax.bench._plan_settings import Numbers
+from specjax.bench._speed import Measurement, measure, median_ratio
+from specjax.decode import DecodeState, Engine, Request, Stats, fit_capacity
+from specjax.drafters import DraftContext, Drafter, plain
+from specjax.ops.platform import compiler_options
+from specjax.theory import verify_cost_from_times
+from specjax.typing import Params
+
+if TYPE_CHECKING:
+    from specjax.weights import Model
+
+_PASSES = 12
+#: A drafter that costs nothing is over before the clock ticks: repeat it this long.
+_LEAST_S = 0.02
+
+
+def draft_case(
+    model: "Model",
+    drafter: Drafter,
+    *,
+    capacity: int,
+    length: int,
+    draft_params: Params | None = None,
+) -> Case:
+    """Times a drafter alone, asked again and again after the same text.
+
+    The text is prefilled as in decoding, so a drafter with a cache of its own has it.
+    Then ``propose`` runs in a loop on the device. Each round puts the first draft in
+    the pending token's place: the next depends on it, so the compiler cannot ask once
+    and be done. What the drafter does between passes (``commit``) is not in this, and
+    a drafter that looks at the target itself cannot be timed so.
+
+    Args:
+      model: the target.
+      drafter: the drafter, of gamma >= 1.
+      capacity: of the slot.
+      length: tokens of the text.
+      draft_params: the drafter's parameters.
+
+    Returns:
+      The case; seconds of one ``propose``, all gamma drafts of it.
+    """
+    filled = _prefilled(model, drafter, capacity, length, draft_params)
+
+    def loop(params, tokens, own, n):
+        def body(carry):
+            i, tokens, own = carry
+            context = DraftContext(
+                history=tokens,
+                length=filled.length,
+                settings=filled.settings,
+                features=None,
+                n_new=filled.n_new,
+            )
+            proposal, own = drafter.propose(params, own, context)
+            tokens = tokens.at[:, length - 1].set(proposal.tokens[:, 0])
+            return i + 1, tokens, own
+
+        return lax.while_loop(lambda c: c[0] < n, body, (jnp.int32(0), tokens, own))
+
+    compiled = jax.jit(loop, compiler_options=compiler_options())
+
+    def once(n: int) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(compiled(draft_params, filled.tokens, filled.draft, n))
+        return time.perf_counter() - began
+
+    def run(n: int) -> float:
+        took = once(n)
+        if took < _LEAST_S:
+            n *= math.ceil(_LEAST_S / took)
+            took = once(n)
+        return took / n
+
+    return Case(f"draft, gamma {drafter.spec.gamma}", run)
+
+
+def _prefilled(
+    model: "Model",
+    drafter: Drafter,
+    capacity: int,
+    length: int,
+    draft_params: Params | None,
+) -> DecodeState:
+    """Gives the state of decoding after a prompt of some length."""
+    engine = Engine(
+        model,
+        drafter=drafter,
+        rule=verify.coupled,
+        batch_size=1,
+        capacity=capacity,
+        draft_params=draft_params,
+    )
+    ids = tuple(map(int, prompt_ids(model, length)))
+    n_new = drafter.spec.gamma + 1  # room for all drafts
+    engine.submit(Request(prompt_ids=ids, max_new_tokens=n_new, ignore_eos=True))
+    engine.admit()
+    engine.wait()
+    return engine.state
+
+
+def measure_costs(
+    model: "Model",
+    drafter: Drafter,
+    *,
+    max_gamma: int,
+    n_context: int,
+    batches: Sequence[int] = (1,),
+    rounds: int = 3,
+    cost_ratio: float | None = None,
+    verify_cost: Numbers | None = None,
+) -> Costs:
+    """Times bare passes and the drafter in turn, and takes medians of ratios.
+
+    v is the time of some rows over that of one row in the same round; widths between
+    those measured are interpolated. c is the time of the drafter alone
+    (``draft_case``) over gamma one-row passes.
+
+    Args:
+      model: the target.
+      drafter: the drafter, of the gamma in use.
+      max_gamma: the longest draft to consider.
+      n_context: tokens in the cache.
+      batches: at which v of gamma + 1 rows is measured.
+      rounds: repetitions.
+      cost_ratio: c where it is known.
+      verify_cost: v where it is known; batches are then left out.
+
+    Returns:
+      The costs.
+
+    Raises:
+      ValueError: the passes do not fit the model's context.
+    """
+    gamma, capacity = drafter.spec.gamma, pass_capacity(model, n_context, max_gamma)
+    widths, pairs = [1], [(1, 1)]
+    if verify_cost is None:
+        widths = _widths(gamma, max_gamma)
+        pairs = [(1, width) for width in widths]
+        pairs += [(b, width) for b in batches if b > 1 for width in (1, gamma + 1)]
+    cases = {
+        (batch, width): bare_pass(
+            model, width=width, capacity=capacity, length=n_context, batch=batch
+        )
+        for batch, width in pairs
+    }
+    timed = [*cases.values()]
+    if cost_ratio is None:
+        timed += [draft_case(model, drafter, capacity=capacity, length=n_context)]
+    seconds = interleave(timed, n=_PASSES, rounds=rounds)
+    of = lambda *pair: seconds[cases[pair].name]
+    ratio = lambda batch, width: median_ratio(of(batch, width), of(batch, 1))
+    if cost_ratio is None:
+        cost_ratio = median_ratio(seconds[timed[-1].name], of(1, 1)) / gamma
+    by_batch = {}
+    if verify_cost is None:
+        times = [ratio(1, width) for width in widths]
+        verify_cost = tuple(map(float, verify_cost_from_times(widths, times)))
+        by_batch = {b: ratio(b, gamma + 1) for b in batches}
+    return Costs(cost_ratio, verify_cost, by_batch, statistics.median(of(1, 1)))
+
+
+def pass_capacity(model: "Model", n_context: int, max_gamma: int) -> int:
+    """Gives the cache that timed passes need.
+
+    Raises:
+      ValueError: the model's context is too short for it.
+    """
+    need = n_context + _PASSES + max_gamma + 1
+    limit = model.config.max_context
+    if need > limit:
+        raise ValueError(
+            f"n_context={n_context} and the {need - n_context} tokens that timing "
+            f"writes do not fit the {limit} positions of {model.name}; lower n_context "
+            "or max_gamma."
+        )
+    return fit_capacity(need, limit)
+
+
+def _widths(gamma: int, max_gamma: int) -> list[int]:
+    """Chooses the widths to measure: few, closer where they are small."""
+    powers = {2**i + 1 for i in range(max_gamma.bit_length())}
+    return sorted(
+        w for w in {1, gamma + 1, max_gamma + 1, *powers} if w <= max_gamma + 1
+    )
+
+
+class Decoding:
+    """Plain decoding and one engine for each draft length, to be timed in turn."""
+
+    def __init__(
+        self,
+        model: "Model",
+        drafters: Iterable[Drafter],
+        classes: Mapping[str, Sequence[tuple[int, ...]]],
+        *,
+        max_new_tokens: int,
+    ) -> None:
+        """Makes the engines and checks that every prompt fits.
+
+        Args:
+          model: the target.
+          drafters: of different gammas, ascending.
+          classes: prompts by class, as ids.
+          max_new_tokens: tokens to decode for each, end ids ignored.
+
+        Raises:
+          ValueError: a prompt does not fit the model's context.
+        """
+        zoo = [plain(), *drafters]
+        longest = max(len(ids) for prompts in classes.values() for ids in prompts)
+        need = longest + max_new_tokens + zoo[-1].spec.gamma + 1
+        capacity = fit_capacity(need, model.config.max_context)
+        self._engines = {
+            drafter.spec.gamma: Engine(
+                model,
+                drafter=drafter,
+                rule=verify.coupled,
+                batch_size=1,
+                capacity=capacity,
+            )
+            for drafter in zoo
+        }
+        self._requests = {
+            name: [
+                Request(prompt_ids=ids, max_new_tokens=max_new_tokens, ignore_eos=True)
+                for ids in prompts
+            ]
+            for name, prompts in classes.items()
+        }
+        for requests in self._requests.values():
+            for request in requests:
+                for engine in self._engines.values():
+                    engine.check(request)
+
+    def profile(self, name: str, *, rounds: int) -> Profile:
+        """Decodes a class, every prompt with every engine in turn, again and again.
+
+        Acceptance is that of the longest draft, which has all positions, cut where no
+        draft ever got. Speed-ups are medians over rounds of seconds of all prompts
+        together.
+
+        Args:
+          name: of the class.
+          rounds: repetitions that count; one more comes first, to compile and warm.
+
+        Returns:
+          The profile.
+        """
+        requests = self._requests[name]
+        for request in requests:
+            self._measure(request)
+        turns = [[self._measure(r) for r in requests] for _ in range(rounds)]
+        total_s = lambda turn, gamma: sum(m[gamma].decode_s for m in turn)
+        runs = []
+        for gamma in list(self._engines)[1:]:
+            stats = Stats.total([s for m in turns[0] if (s := m[gamma].stats)])
+            ratios = [total_s(turn, 0) / total_s(turn, gamma) for turn in turns]
+            runs.append(
+                Run(
+                    gamma=gamma,
+                    speedup=statistics.median(ratios),
+                    tokens_per_pass=stats.tokens_per_pass,
+                    drafted=stats.verified_at[0] / stats.passes,
+                    accepted_at=stats.accepted_at,
+                    reached_at=stats.reached_at,
+                )
+            )
+            conditional = stats.acceptance_at
+            # A pass without drafts commits one token.
+            silent = stats.passes - stats.verified_at[0]
+            drafted = 1 - silent / stats.committed
+        missing = [j for j, a in enumerate(conditional) if math.isnan(a)]
+        acceptance = conditional[: missing[0]] if missing else conditional
+        return Profile(name, acceptance, drafted, tuple(runs))
+
+    def _measure(self, request: Request) -> dict[int, Measurement]:
+        return {gamma: measure(e, request) for gamma, e in self._engines.items()}
