@@ -37,7 +37,7 @@ def _lists(documents):
     return [document.tolist() for document in documents]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_the_order_equals_sorted(data):
     letters = st.integers(0, data.draw(st.integers(0, 3)))

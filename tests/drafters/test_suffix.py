@@ -132,7 +132,7 @@ def check(history, documents, junk, changes):
 
 
 @pytest.mark.parametrize("changes", CONFIGS)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_the_history_alone_equals_the_reference(changes, data):
     letters = st.integers(0, data.draw(st.integers(0, 3)))
@@ -142,7 +142,7 @@ def test_the_history_alone_equals_the_reference(changes, data):
 
 
 @pytest.mark.parametrize("changes", CONFIGS)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_with_a_datastore_it_equals_the_reference(changes, data):
     letters = st.integers(0, data.draw(st.integers(0, 3)))
