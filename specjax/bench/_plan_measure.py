@@ -42,8 +42,7 @@ def draft_case(
     The text is prefilled as in decoding, so a drafter with a cache of its own has it.
     Then ``propose`` runs in a loop on the device. Each round puts the first draft in
     the pending token's place: the next depends on it, so the compiler cannot ask once
-    and be done. What the drafter does between passes (``commit``) is not in this, and
-    a drafter that looks at the target itself cannot be timed so.
+    and be done. What the drafter does between passes (``commit``) is not in this.
 
     Args:
       model: the target.
@@ -53,25 +52,26 @@ def draft_case(
       draft_params: the drafter's parameters.
 
     Returns:
-      The case; seconds of one ``propose``, all gamma drafts of it.
+      The case: seconds of one ``propose``, all gamma drafts of it.
     """
     filled = _prefilled(model, drafter, capacity, length, draft_params)
 
+    def ask(params, tokens, own):
+        about = (filled.length, filled.settings, None, filled.n_new)
+        return drafter.propose(params, own, DraftContext(tokens, *about))
+
     def loop(params, tokens, own, n):
         def body(carry):
-            i, tokens, own = carry
-            context = DraftContext(
-                history=tokens,
-                length=filled.length,
-                settings=filled.settings,
-                features=None,
-                n_new=filled.n_new,
-            )
-            proposal, own = drafter.propose(params, own, context)
+            i, tokens, own, _ = carry
+            proposal, own = ask(params, tokens, own)
             tokens = tokens.at[:, length - 1].set(proposal.tokens[:, 0])
-            return i + 1, tokens, own
+            return i + 1, tokens, own, proposal
 
-        return lax.while_loop(lambda c: c[0] < n, body, (jnp.int32(0), tokens, own))
+        # All of the proposal is carried, or what nobody looks at would not be made.
+        like = jax.eval_shape(ask, params, tokens, own)[0]
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        first = (jnp.int32(0), tokens, own, empty)
+        return lax.while_loop(lambda c: c[0] < n, body, first)
 
     compiled = jax.jit(loop, compiler_options=compiler_options())
 
@@ -98,6 +98,11 @@ def _prefilled(
     draft_params: Params | None,
 ) -> DecodeState:
     """Gives the state of decoding after a prompt of some length."""
+    if drafter.spec.exit_block:
+        raise ValueError(
+            f"drafter {drafter.spec.name!r} runs the target's own blocks, which cannot "
+            "be timed apart from a pass; give cost_ratio and verify_cost."
+        )
     engine = Engine(
         model,
         drafter=drafter,
