@@ -185,7 +185,9 @@ class Engine:
             raise ValueError(f"{n_top=} must be in [0, {spec.vocab_size}].")
         gamma = drafter.spec.gamma
         full = gamma + 1 if width is None else width
-        widths = (full,) if exact or full == 1 else (1, full)
+        # A pass of each width is compiled; which one runs is chosen on the device.
+        bank = {1, *(n + 1 for n in drafter.spec.bank if n < gamma), full}
+        widths = (full,) if exact else tuple(sorted(bank))
         self._masks = MaskTable(token_masks, spec.vocab_size)
         self.plan = Plan(
             target=model.target,

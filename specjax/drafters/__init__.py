@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from specjax.drafters._adaptive import PassCosts, adaptive
 from specjax.drafters._combine import fallback, truncate
 from specjax.drafters._datastore import (
     Datastore,
@@ -68,9 +69,11 @@ __all__ = [
     "DraftContext",
     "Drafter",
     "DrafterSpec",
+    "PassCosts",
     "Proposal",
     "Started",
     "TargetView",
+    "adaptive",
     "build_datastore",
     "by_name",
     "check_gamma",

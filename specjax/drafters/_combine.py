@@ -11,6 +11,7 @@ from specjax.drafters._protocol import (
     DraftContext,
     Drafter,
     DrafterSpec,
+    DrawKind,
     Proposal,
     check_gamma,
     match_noise,
@@ -68,6 +69,7 @@ def _truncate(inner: Drafter, gamma: int) -> Drafter:
             needs_features=spec.needs_features,
             draws=spec.draws,
             exit_block=spec.exit_block,
+            bank=tuple(n for n in spec.bank if n < gamma),
         ),
         propose=propose,
         coupled=None if coupled is None else lambda: _truncate(coupled(), gamma),
@@ -114,7 +116,8 @@ def fallback(
 @functools.cache
 def _fallback(one: Drafter, two: Drafter, least: int) -> Drafter:
     gamma = max(one.spec.gamma, two.spec.gamma)
-    drawing = [it.spec.draws for it in (one, two) if it.spec.draws != "point"]
+    kinds: list[DrawKind] = [one.spec.draws, two.spec.draws]
+    drawing: list[DrawKind] = [kind for kind in kinds if kind != "point"]
     if len(set(drawing)) > 1:
         raise ValueError("One drafter samples and the other is coupled: use one form.")
     spec = DrafterSpec(

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specjax.drafters._protocol import DraftContext
+from specjax.drafters._protocol import DraftContext, DrawKind
 from specjax.ops.vocab import argmax, log_normalizer
 from specjax.sampling import draft_noise, gumbel_argmax, gumbel_noise, warp
 from specjax.typing import Array, Float, Int
@@ -46,7 +46,7 @@ class Drawing(NamedTuple):
     draws: Draws
 
     @property
-    def kind(self) -> Literal["point", "sample", "coupled"]:
+    def kind(self) -> DrawKind:
         """What ``DrafterSpec.draws`` says of it."""
         return "point" if self.draws == "argmax" else self.draws
 

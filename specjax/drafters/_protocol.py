@@ -8,6 +8,9 @@ from specjax.models import Features
 from specjax.sampling import Settings
 from specjax.typing import Array, Float, Int, Params
 
+#: See ``DrafterSpec.draws``.
+DrawKind = Literal["point", "sample", "coupled"]
+
 
 class TargetView(NamedTuple):
     """The target as a drafter that is part of it sees it.
@@ -92,13 +95,15 @@ class DrafterSpec:
         only where a draft is kept for being the token that the target draws.
       exit_block: blocks of the target that the drafter runs itself, on the target's
         own cache; verification goes on from there (``Proposal.started``). 0: none.
+      bank: draft lengths below gamma that deserve a pass of their own width.
     """
 
     name: str
     gamma: int
     needs_features: bool = False
-    draws: Literal["point", "sample", "coupled"] = "point"
+    draws: DrawKind = "point"
     exit_block: int = 0
+    bank: tuple[int, ...] = ()
 
 
 class Drafter(NamedTuple):
