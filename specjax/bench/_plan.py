@@ -19,6 +19,7 @@ import numpy as np
 
 from specjax import theory
 from specjax.bench._plan_settings import Numbers, PlanSettings, positions
+from specjax.drafters import PassCosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,29 @@ class Costs:
     verify_cost: Numbers
     by_batch: Mapping[int, float] = dataclasses.field(default_factory=dict)
     one_row_s: float | None = None
+
+    def pass_costs(self, gamma: int) -> PassCosts:
+        """What ``drafters.adaptive`` needs of it.
+
+        Args:
+          gamma: drafts a pass of the drafter that is to be adaptive.
+
+        Returns:
+          The costs of passes of 0 to gamma drafts.
+
+        Raises:
+          ValueError: fewer widths were measured.
+        """
+        if isinstance(self.verify_cost, int | float):
+            verify = (1.0, *[float(self.verify_cost)] * gamma)
+        else:
+            verify = tuple(map(float, self.verify_cost))
+        if len(verify) <= gamma:
+            raise ValueError(
+                f"The costs reach to {len(verify) - 1} drafts and {gamma=}: measure "
+                f"them with max_gamma={gamma} or more."
+            )
+        return PassCosts(self.cost_ratio, verify[: gamma + 1])
 
 
 @dataclasses.dataclass(frozen=True)

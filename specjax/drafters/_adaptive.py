@@ -82,8 +82,8 @@ def adaptive(
 
     Args:
       drafter: any drafter.
-      costs: of passes here, from ``bench.measure_costs`` or a profile; traced, so that
-        other costs compile nothing.
+      costs: of passes here, as ``bench.measure_costs(...).pass_costs(gamma)`` finds
+        them; traced, so that other costs compile nothing.
       bank: lengths to choose from, each compiled as a pass of its own width unless the
         engine is exact. None: 0, the powers of two below gamma, and gamma.
 

@@ -10,6 +10,7 @@ import pytest
 from specjax import bench, drafters, theory
 from specjax.bench import Costs, PlanSettings, Profile, Run
 from specjax.decode import Stats
+from specjax.drafters import PassCosts
 from specjax.testing import tiny_model
 from specjax.testing.table_target import table_model
 
@@ -255,3 +256,10 @@ def test_what_does_not_fit_is_said_before_measuring(model):
         )
     with pytest.raises(ValueError, match="capacity"):
         bench.Decoding(model, [], {"x": [(1,) * 600]}, max_new_tokens=24)
+
+
+def test_costs_are_what_an_adaptive_drafter_takes():
+    assert Costs(0.1, (1.0, 1.2, 1.4)).pass_costs(1) == PassCosts(0.1, (1.0, 1.2))
+    assert Costs(0.0, 1.5).pass_costs(2) == PassCosts(0.0, (1.0, 1.5, 1.5))
+    with pytest.raises(ValueError, match="reach to 2 drafts and gamma=3"):
+        Costs(0.1, (1.0, 1.2, 1.4)).pass_costs(3)
