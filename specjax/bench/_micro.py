@@ -147,6 +147,7 @@ def engine_pass(
                 tokens,
                 np.int32(length),
                 np.int32(length + n + 1),
+                np.int32(drafter.spec.gamma),
                 np.full((plan.n_stop_ids,), -1, np.int32),
                 Settings.of_row(temperature, 0, top_p, 0.0, row),
                 row_controls(

@@ -123,10 +123,10 @@ class Programs:
       plan: the static side.
       n_passes: passes a call of ``run`` makes at most.
       prefill: (target_params, draft_params, state, row, n_real, size=) -> state.
-      insert: (state, row, tokens, length, limit, stop_ids, settings, controls, source,
-        keep) -> state; the slot's caches become what prefill of the first ``keep``
-        tokens would make them, from the row ``source`` that was filled with them; 0
-        empties them.
+      insert: (state, row, tokens, length, limit, max_drafts, stop_ids, settings,
+        controls, source, keep) -> state; the slot's caches become what prefill of the
+        first ``keep`` tokens would make them, from the row ``source`` that was filled
+        with them; 0 empties them.
       release: (state, row) -> state.
       run: (target_params, draft_params, state, start, n) -> (state, Snapshot); makes
         n passes, at most ``n_passes``.
@@ -163,6 +163,7 @@ class Programs:
         tokens: Int[Array, " L"],
         length: Int[Array, ""],
         limit: Int[Array, ""],
+        max_drafts: Int[Array, ""],
         stop_ids: Int[Array, " N"],
         settings: Settings,
         controls: ControlState,
@@ -191,6 +192,7 @@ class Programs:
             length=put(state.length, length),
             prompt_length=put(state.prompt_length, length),
             limit=put(state.limit, limit),
+            max_drafts=put(state.max_drafts, max_drafts),
             status=put(state.status, int(Status.RUNNING)),
             settings=jax.tree.map(put, state.settings, settings),
             controls=own._replace(mask=mask),

@@ -50,6 +50,8 @@ class Request:
       ignore_eos: do not stop at the model's own end ids.
       controls: penalties, bias, constraints.
       top_logprobs: alternatives to report for each id.
+      max_drafts: most drafts that a pass verifies for this request; 0 is plain
+        decoding, None what the drafter likes.
 
     Raises:
       TypeError: ``stop`` is one string, or holds something else than strings.
@@ -69,6 +71,7 @@ class Request:
     ignore_eos: bool = False
     controls: Controls = NO_CONTROLS
     top_logprobs: int = 0
+    max_drafts: int | None = None
 
     def __post_init__(self) -> None:
         """Checks every value."""
@@ -78,6 +81,8 @@ class Request:
             )
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31, "at least one")
         check_whole("top_logprobs", self.top_logprobs, 0, 2**31, "0 is none")
+        if self.max_drafts is not None:
+            check_whole("max_drafts", self.max_drafts, 0, 2**31, "0 is plain decoding")
         if isinstance(self.stop, str):
             raise TypeError(f"stop={self.stop!r} must be a list of strings.")
         StopStringMatcher(self.stop)
@@ -357,6 +362,7 @@ class Engine:
         )
         at = np.int32(row)
         limit = np.int32(n + request.max_new_tokens)
+        gamma = self.plan.drafter.spec.gamma
         # A slot's prompt stays in its cache while it decodes and after, so samples of
         # one prompt share one prefill.
         shared = self.plan.drafter.copy_row and request.prompt_ids in self._cached
@@ -367,6 +373,7 @@ class Engine:
             tokens,
             np.int32(n),
             limit,
+            np.int32(gamma if request.max_drafts is None else request.max_drafts),
             stops,
             settings,
             controls,

@@ -139,6 +139,7 @@ def generate(
     top_p: float | Sequence[float] = 1.0,
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
+    max_drafts: int | None | Sequence[int | None] = None,
     controls: Controls | Sequence[Controls] = NO_CONTROLS,
     n: int = 1,
     top_logprobs: int = 0,
@@ -161,12 +162,14 @@ def generate(
       gamma: draft tokens a pass, when the drafter is a name.
       rule: a verify rule or its name.
       max_new_tokens: most ids to generate for each prompt.
-      temperature: 0 is greedy. This and the next four: one value, or one a prompt.
+      temperature: 0 is greedy. This and the next five: one value, or one a prompt.
       top_k: 0 is off.
       top_p: 1 is off.
       min_p: 0 is off.
       seed: of a row's random numbers. One value is every prompt's seed, so that a
         prompt gives the same text alone and in a batch.
+      max_drafts: most drafts that a pass verifies; 0 is plain decoding, None what the
+        drafter likes.
       controls: penalties, bias, bans, forced tokens, constraints: for all prompts, or
         one a prompt.
       n: samples of each prompt, sharing one prefill; sample j has the seed seed + j
@@ -199,6 +202,7 @@ def generate(
             top_p=top_p,
             min_p=min_p,
             seed=seed,
+            max_drafts=max_drafts,
             controls=controls,
         ),
         shared=dict(

@@ -82,6 +82,7 @@ class DecodeState(flax.struct.PyTreeNode, kw_only=True):
       length: committed tokens of each row, the pending one included. [B]
       prompt_length: tokens of the prompt. [B]
       limit: the row stops when ``length`` reaches this. [B]
+      max_drafts: most drafts a pass verifies for the row. [B]
       status: ``Status``. [B] int32
       settings: sampling settings.
       controls: what rows ask of their logits.
@@ -99,6 +100,7 @@ class DecodeState(flax.struct.PyTreeNode, kw_only=True):
     length: Int[Array, " B"]
     prompt_length: Int[Array, " B"]
     limit: Int[Array, " B"]
+    max_drafts: Int[Array, " B"]
     status: Int[Array, " B"]
     settings: Settings
     controls: ControlState
@@ -177,6 +179,7 @@ def init_state(
         length=zeros(),
         prompt_length=zeros(),
         limit=zeros(),
+        max_drafts=zeros(),
         status=zeros(),
         settings=Settings.full(batch),
         controls=init_controls(

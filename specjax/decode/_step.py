@@ -54,12 +54,13 @@ def draft(
       drafter: the drafter.
 
     Returns:
-      A proposal whose ``n_valid`` is 0 for rows that do not run, leaves room for the
-      next token before the row's limit, and ends before the first id outside the
-      vocabulary or drawn from a law that is none (NaN, +inf, or nothing but -inf);
-      and the state with the drafter's.
+      A proposal whose ``n_valid`` is 0 for rows that do not run, keeps to the row's
+      ``max_drafts``, leaves room for the next token before its limit, and ends before
+      the first id outside the vocabulary or drawn from a law that is none (NaN, +inf,
+      or nothing but -inf); and the state with the drafter's.
     """
     room = jnp.clip(state.limit - state.length - 1, 0, drafter.spec.gamma)
+    room = jnp.minimum(room, state.max_drafts)
     budget = jnp.where(state.status == Status.RUNNING, room, 0)
     context = _context(state, None)._replace(budget=budget)
     if drafter.spec.exit_block:

@@ -121,6 +121,7 @@ def test_a_draft_law_travels_with_its_row():
         tokens=state.tokens.at[:, 0].set(jnp.asarray([1, 2, 3, 4])),
         length=state.length + 1,
         limit=state.limit + 50,
+        max_drafts=state.max_drafts + 50,
         status=state.status + int(Status.RUNNING),
         settings=Settings.full(4, temperature=1.0)._replace(
             seed=jnp.arange(4, dtype=jnp.uint32)

@@ -104,3 +104,19 @@ def test_another_model_of_the_same_shape_shares_the_programs():
     first = run([request], model=one)
     assert run([request], model=other)[0].ids != first[0].ids
     assert_same(run([request], model=one), first)
+
+
+def test_rows_may_do_without_drafts_or_with_few():
+    prompt = (1, 2, 3, 1, 2, 3, 1, 2)
+    requests = [
+        Request(prompt_ids=prompt, max_new_tokens=24, ignore_eos=True, max_drafts=most)
+        for most in (None, 0, 1, GAMMA)
+    ]
+    done = run(requests, draft=LOOKUP)
+    assert len({c.ids for c in done}) == 1
+    whole, none, one, full = (c.stats for c in done)
+    assert none.verified == 0 and none.passes == 24
+    assert 0 < one.verified <= one.passes and whole == full
+    assert whole.verified > one.verified
+    with pytest.raises(ValueError, match="max_drafts=-1"):
+        Request(prompt_ids=prompt, max_drafts=-1)
