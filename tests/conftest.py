@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import os
 import shutil
 import tempfile
 
@@ -21,6 +22,9 @@ def pytest_configure(config):
         config.add_cleanup(lambda: shutil.rmtree(config.jax_cache, ignore_errors=True))
     jax.config.update("jax_compilation_cache_dir", config.jax_cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    # Scripts and notebooks that tests start share it too.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = config.jax_cache
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -237,6 +237,7 @@ def test_the_law_is_the_targets_exactly(name):
     assert set(middle[2]) >= set(range(most + 1)) and (most or not any(middle[2]))
 
 
+@pytest.mark.slow
 def test_generate_makes_the_same_rows(monkeypatch):
     case = CASES["drawn"]
     numbers, own = cells(case)[0][0], options(case)

@@ -32,6 +32,7 @@ from specjax.text import TokenMask
 pytestmark = pytest.mark.xdist_group("decode_controls")
 
 EOS = 255
+LOSSY = ("relaxed", "lenient")
 
 
 def _mask(n_states=5):
@@ -88,7 +89,10 @@ def _whole_logits(i):
     return logits_of(MODEL, (*completion.prompt_ids, *completion.ids))
 
 
-@pytest.mark.parametrize("drafter", ["partly_right", "hashed", "lookup"])
+@pytest.mark.parametrize(
+    "drafter",
+    [pytest.param("partly_right", marks=pytest.mark.slow), "hashed", "lookup"],
+)
 def test_speculation_changes_nothing_under_any_settings(drafter):
     if drafter == "lookup":
         draft = BoundDrafter(drafters.prompt_lookup(GAMMA, min_ngram=1), None)
@@ -146,7 +150,9 @@ def test_rules_in_law_obey_the_settings(rule):
             controls.token_mask.advance(done.ids)
 
 
-@pytest.mark.parametrize("rule", ["typical", "relaxed", "lenient"])
+@pytest.mark.parametrize(
+    "rule", ["typical", *(pytest.param(r, marks=pytest.mark.slow) for r in LOSSY)]
+)
 def test_lossy_rules_obey_bans_and_constraints(rule):
     draft = planted.partly_right(GAMMA, VOCAB, texts_of(_plain()))
     got = run(REQUESTS, draft=draft, rule=rule, **EVERYTHING)

@@ -70,7 +70,11 @@ def _planted(completions, gamma=GAMMA):
 
 @pytest.mark.parametrize(
     ("dtype", "rule"),
-    [("float32", "coupled"), ("bfloat16", "coupled"), ("float32", "greedy")],
+    [
+        ("float32", "coupled"),
+        ("bfloat16", "coupled"),
+        pytest.param("float32", "greedy", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     "name",
@@ -100,7 +104,10 @@ def test_exact_identity_for_prompt_lookup(truth):
     assert sum(c.stats.accepted for c in got) > 20
 
 
-@pytest.mark.parametrize(("dtype", "gamma"), [("float32", 2), ("bfloat16", 7)])
+@pytest.mark.parametrize(
+    ("dtype", "gamma"),
+    [("float32", 2), pytest.param("bfloat16", 7, marks=pytest.mark.slow)],
+)
 def test_exact_identity_at_other_gammas_and_batches(truth, dtype, gamma):
     """The width of the pass is another one, and the batch: still the same bits."""
     requests, plain = truth(dtype, "coupled")

@@ -127,7 +127,11 @@ def law():
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [("rejection", "lookup"), ("rejection", "sampled"), ("coupled", "lookup")],
+    [
+        ("rejection", "sampled"),
+        pytest.param("rejection", "lookup", marks=pytest.mark.slow),
+        pytest.param("coupled", "lookup", marks=pytest.mark.slow),
+    ],
 )
 def test_the_law_of_sequences_is_the_targets(law, rule, name):
     draws = draw(DRAFTS[name], rule)

@@ -21,14 +21,8 @@ N_RECORDS = 40
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+def environment():
+    return {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +107,7 @@ def unkilled(environment, flags, tmp_path_factory):
     return results
 
 
+@pytest.mark.slow
 def test_killed_three_times(environment, flags, unkilled, tmp_path):
     output = tmp_path / "out.jsonl"
     args = [*flags, f"--output={output}"]

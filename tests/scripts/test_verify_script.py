@@ -52,6 +52,7 @@ def test_settings_change_nothing_either(arguments):
     assert done.returncode == 2 and "known: penalties, bias, least" in done.stderr
 
 
+@pytest.mark.slow
 def test_row_invariance_script(arguments):
     script = SCRIPT.with_name("row_invariance.py")
     command = [sys.executable, str(script), *arguments, "--widths=3", "--limit=2"]
