@@ -56,7 +56,7 @@ class _Contenders:
         capacity = FLAGS.capacity or fit_capacity(need, model.config.max_context)
         self._engines = {}
         for name in ["plain", *FLAGS.drafters]:
-            drafter, rule = resolve(name, FLAGS.gamma, "coupled")
+            drafter, rule = resolve(model, name, FLAGS.gamma, "coupled")
             self._engines[name] = specjax.Engine(
                 model, drafter=drafter, rule=rule, batch_size=1, capacity=capacity
             )

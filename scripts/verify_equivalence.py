@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
-from specjax import bench
+from specjax import bench, drafters
 from specjax.decode import resolve
 from specjax.text import Record, TokenMask, read_records
 
@@ -127,8 +127,10 @@ def _number(text: str) -> float:
 
 def _compare_all(console: Console) -> list[bench.Comparison]:
     temperatures = [_number(t) for t in FLAGS.temperatures]
-    pairs = [resolve(name, FLAGS.gamma, FLAGS.rule) for name in FLAGS.drafters]
+    for name in FLAGS.drafters:
+        drafters.check_name(name, FLAGS.gamma)
     model = specjax.load(FLAGS.model, dtype=FLAGS.dtype)
+    pairs = [resolve(model, name, FLAGS.gamma, FLAGS.rule) for name in FLAGS.drafters]
     controls = _controls(model)
     results = []
     for temperature in temperatures:

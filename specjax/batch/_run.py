@@ -122,14 +122,19 @@ class _Runner:
         out: OutputFile,
         signals: Signals,
     ) -> None:
-        drafter, rule = resolve(settings.drafter, settings.gamma, settings.rule)
-        draft_params = load_draft_params(settings, model)
+        draft, rule = resolve(
+            model,
+            settings.drafter,
+            settings.gamma,
+            settings.rule,
+            load_draft_params(settings, model),
+        )
         self._path = path
         self._out = out
         self._signals = signals
         # By line, one job a sample.
         self._jobs: dict[int, list[Job]] = {}
-        self._preparer = Preparer(model, settings, drafter.spec.gamma + 1)
+        self._preparer = Preparer(model, settings, draft.drafter.spec.gamma + 1)
         # All records, the done ones too: a restart must find the same capacity and
         # the same constraints that fit.
         needs = self._preparer.needs(read_records(path))
@@ -137,7 +142,7 @@ class _Runner:
         try:
             self._engine = Engine(
                 model,
-                drafter=drafter,
+                drafter=draft,
                 rule=rule,
                 batch_size=settings.batch_size,
                 capacity=needs.capacity,
@@ -146,7 +151,6 @@ class _Runner:
                 controls=needs.controls,
                 token_masks=needs.token_masks,
                 n_top=settings.top_logprobs,
-                draft_params=draft_params,
             )
         except jax.errors.JaxRuntimeError as error:
             _raise_out_of_memory(error, out)

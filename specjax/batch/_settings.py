@@ -147,7 +147,7 @@ class BatchSettings:
         for name, value in check_sampling_settings(given, "flags").items():
             # Plain types, so that a restart compares equal to what JSON gave back.
             object.__setattr__(self, name, value)
-        drafters.by_name(self.drafter, self.gamma)
+        drafters.check_name(self.drafter, self.gamma)
         if self.datastore is not None:
             if not isinstance(self.datastore, str) or not self.datastore:
                 raise ValueError(f"datastore must be a path, got {self.datastore!r}.")

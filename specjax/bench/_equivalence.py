@@ -19,7 +19,7 @@ from specjax.decode import (
     union_masks,
     union_spec,
 )
-from specjax.drafters import Drafter
+from specjax.drafters import BoundDrafter, Drafter, unbind
 from specjax.sampling import (
     Settings,
     apply_controls,
@@ -81,7 +81,7 @@ def compare(
     model: "Model",
     requests: Sequence[Request],
     *,
-    drafter: Drafter,
+    drafter: Drafter | BoundDrafter,
     rule: VerifyRule,
     exact: bool,
     batch_size: int,
@@ -101,11 +101,12 @@ def compare(
     Returns:
       The comparison, and the "off" completions in the order of the requests.
     """
-    width = drafter.spec.gamma + 1
+    spec = unbind(drafter, None)[0].spec
+    width = spec.gamma + 1
     need = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + width
     capacity = fit_capacity(need, model.target.spec.max_context)
 
-    def run(drafter: Drafter) -> list[Completion]:
+    def run(drafter: Drafter | BoundDrafter) -> list[Completion]:
         engine = Engine(
             model,
             drafter=drafter,
@@ -130,7 +131,7 @@ def compare(
     passes = sum(c.stats.passes for c in on)
     committed = sum(c.stats.committed for c in on)
     comparison = Comparison(
-        drafter=drafter.spec.name,
+        drafter=spec.name,
         temperature=requests[0].temperature,
         n=len(requests),
         n_tokens=sum(len(c.ids) for c in off),

@@ -87,26 +87,35 @@ def _encode_messages(
 
 
 def resolve(
-    drafter: Drafter | str | None, gamma: int, rule: VerifyRule | str
-) -> tuple[Drafter, VerifyRule]:
+    model: "Model",
+    drafter: Drafter | BoundDrafter | str | None,
+    gamma: int,
+    rule: VerifyRule | str,
+    draft_params: Params | None = None,
+) -> tuple[BoundDrafter, VerifyRule]:
     """Looks a drafter and a rule up by name where names are given.
 
     Args:
+      model: what is drafted for.
       drafter: a drafter, its name, or None for plain decoding.
       gamma: draft tokens a pass, for a name.
       rule: a rule or its name.
+      draft_params: the drafter's parameters, where it has any and does not bring them.
 
     Returns:
-      Both.
+      The drafter with its parameters, and the rule.
 
     Raises:
       ValueError: a name is not known; the message lists those that are.
     """
+    rule = rules.by_name(rule) if isinstance(rule, str) else rule
     if drafter is None:
         drafter = drafter_zoo.plain()
     elif isinstance(drafter, str):
-        drafter = drafter_zoo.by_name(drafter, gamma)
-    return drafter, rules.by_name(rule) if isinstance(rule, str) else rule
+        drafter = drafter_zoo.for_target(drafter, gamma, model)
+        if drafter.params is None:  # or the caller has them, as those of suffix
+            drafter = drafter.drafter
+    return BoundDrafter(*unbind(drafter, draft_params)), rule
 
 
 def fit_capacity(need: int, limit: int) -> int:
@@ -371,21 +380,19 @@ def _engine(
     passes_per_call: int = PASSES_PER_CALL,
 ) -> Engine:
     """Makes an engine whose slots hold the longest of some requests."""
-    drafter, draft_params = unbind(drafter, draft_params)
-    drafter, rule = resolve(drafter, gamma, rule)
-    full = drafter.spec.gamma + 1 if width is None else width
+    bound, rule = resolve(model, drafter, gamma, rule, draft_params)
+    full = bound.drafter.spec.gamma + 1 if width is None else width
     if capacity is None:
         need = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + full
         capacity = fit_capacity(need, model.target.spec.max_context)
     return Engine(
         model,
-        drafter=drafter,
+        drafter=bound,
         rule=rule,
         batch_size=batch_size,
         capacity=capacity,
         exact=exact,
         width=width,
-        draft_params=draft_params,
         passes_per_call=passes_per_call,
         controls=union_spec([r.controls for r in requests]),
         token_masks=union_masks([r.controls for r in requests]),

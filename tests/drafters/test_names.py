@@ -1,0 +1,55 @@
+"""Drafters by name."""
+
+import pytest
+
+import specjax
+from specjax import drafters
+from specjax.testing import tiny_model
+
+MODEL = tiny_model()
+
+
+def test_a_target_makes_drafters_of_itself_by_name():
+    made = drafters.for_target("early_exit:1", 3, MODEL)
+    assert made.drafter is drafters.early_exit(MODEL.target, 1, 3)
+    one, two = (
+        drafters.for_target(name, 3, MODEL)
+        for name in ("layer_skip:1", "layer_skip:1-1")
+    )
+    assert one.drafter is two.drafter and one.params is MODEL.params
+    assert drafters.for_target("bfloat16", 3, MODEL).drafter.spec.name == "bfloat16"
+    plain = drafters.for_target("plain", 0, MODEL)
+    assert plain == (drafters.plain(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma", "match"),
+    [
+        ("best", 3, "known drafters: plain, prompt_lookup, suffix, early_exit:BLOCKS"),
+        ("early_exit", 3, "write early_exit:BLOCKS"),
+        ("early_exit:half", 3, "write early_exit:BLOCKS"),
+        ("layer_skip:3-", 3, "write layer_skip:FIRST-LAST"),
+        ("bfloat16:1", 3, "write bfloat16"),
+        ("early_exit:1", 0, "gamma=0"),
+    ],
+)
+def test_wrong_names_say_what_would_be_right(name, gamma, match):
+    with pytest.raises(ValueError, match=match):
+        drafters.check_name(name, gamma)
+
+
+def test_what_the_target_lacks_is_said_when_it_is_there():
+    with pytest.raises(ValueError, match=r"exit_block=9 must be in \[1, 2\)"):
+        drafters.for_target("early_exit:9", 3, MODEL)
+    with pytest.raises(ValueError, match="ascending blocks"):
+        drafters.for_target("layer_skip:1-4", 3, MODEL)
+    with pytest.raises(ValueError, match="made of its target"):
+        drafters.by_name("early_exit:1", 3)
+
+
+def test_generate_takes_their_names():
+    prompts = [[1, 2, 3, 4]]
+    make = lambda drafter: specjax.generate(
+        MODEL, prompts, drafter=drafter, gamma=3, max_new_tokens=8, exact=True, width=4
+    )
+    assert make("early_exit:1")[0].ids == make(None)[0].ids
