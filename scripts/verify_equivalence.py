@@ -88,7 +88,6 @@ def _controls(model: specjax.Model) -> specjax.Controls:
 def _requests(
     model: specjax.Model, temperature: float, controls: specjax.Controls
 ) -> list[specjax.Request]:
-    controls = _controls(model)
     if FLAGS.prompts is None:
         prompts = [
             (f"{name}/{i}", text)
