@@ -1,6 +1,7 @@
 """A model as the drafter: what it drafts, how it keeps up, and what it refuses."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import specjax
 from specjax import drafters, verify
-from specjax.decode import Engine, Request
+from specjax.decode import Engine, Request, programs
 from specjax.drafters import BoundDrafter, DraftContext, match_noise
 from specjax.ops.platform import row_invariant
 from specjax.sampling import Settings, warp
@@ -259,3 +260,28 @@ def test_equal_calls_give_the_identical_drafter():
     assert bound().drafter is bound().drafter
     assert match_noise(bound().drafter, "gumbel") is bound("coupled").drafter
     assert match_noise(bound().drafter, "uniform") is bound().drafter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model", "fallback", "early_exit"])
+def test_the_loop_copies_no_cache_and_reuses_all_of_its_state(kind):
+    long = tiny_model(6, vocab_size=VOCAB, max_context=2048)
+    small = drafters.from_model(long, long, GAMMA)
+    draft = {
+        "model": small,
+        "fallback": drafters.fallback(drafters.prompt_lookup(4), small),
+        "early_exit": drafters.early_exit(long.target, 1, GAMMA),
+    }[kind]
+    engine = Engine(
+        long, drafter=draft, rule=verify.rejection, batch_size=3, capacity=1000
+    )
+    params = draft.params if isinstance(draft, BoundDrafter) else None
+    start = np.zeros((3,), np.int32)
+    lowered = programs(engine.plan, 16).run.lower(
+        long.params, params, engine.state, start, np.int32(8)
+    )
+    compiled = lowered.compile()
+    assert not re.findall(r"= f32\[3,1,1024,16\]\S* copy", compiled.as_text())
+    state = sum(x.nbytes for x in jax.tree.leaves(engine.state))
+    memory = compiled.memory_analysis()
+    assert memory is not None and memory.alias_size_in_bytes >= state
