@@ -129,6 +129,7 @@ def test_text_is_the_same_whatever_it_does():
     assert sum(c.stats.verified for c in done) < sum(c.stats.verified for c in fixed)
 
 
+@pytest.mark.slow
 def test_each_length_has_a_pass_of_its_width():
     draft = drafters.adaptive(drafters.prompt_lookup(GAMMA, min_ngram=1), COSTS)
     plan, done = complete(draft, exact=False)
@@ -136,6 +137,7 @@ def test_each_length_has_a_pass_of_its_width():
     assert all(len(c.ids) == 30 for c in done)
 
 
+@pytest.mark.slow
 def test_sequences_have_the_targets_law_under_drawn_drafts():
     """What is cut must not depend on the drafts that are cut."""
     costs = PassCosts(0.1, (1.0, 1.2, 1.4, 1.6))

@@ -47,6 +47,7 @@ def test_what_the_target_lacks_is_said_when_it_is_there():
         drafters.by_name("early_exit:1", 3)
 
 
+@pytest.mark.slow
 def test_generate_takes_their_names():
     prompts = [[1, 2, 3, 4]]
     make = lambda drafter: specjax.generate(

@@ -57,7 +57,7 @@ def first_blocks(model):
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param("coupled", marks=pytest.mark.slow), "rejection"]
+    "rule", [pytest.param("rejection", marks=pytest.mark.slow), "coupled"]
 )
 def test_early_exit_is_its_first_blocks_as_a_model(rule):
     """Drafts, draws, what is kept and what is written: all but the second cache."""
@@ -68,9 +68,8 @@ def test_early_exit_is_its_first_blocks_as_a_model(rule):
     assert sum(c.stats.accepted for c in one) > 3
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_early_exit_changes_no_text(dtype):
     model = tiny_model(6, vocab_size=VOCAB, dtype=dtype)
     plain = complete(drafters.plain(), model=model)
@@ -121,6 +120,7 @@ def test_skipped_sublayers_add_nothing_to_the_residual_stream():
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layer_skip_and_a_smaller_type_change_no_text():
     plain = complete(drafters.plain())
     skipping = drafters.layer_skip(TARGET, GAMMA, ff=(1,))
