@@ -81,7 +81,8 @@ def test_the_rows_after_it(scored, alone):
             np.testing.assert_array_equal(logits[i], alone[100 + i])
 
 
-@pytest.mark.parametrize("batch", [5, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [2, 5])
 def test_the_batch_and_where_in_the_cache_the_others_stand(scored, alone, batch):
     text, score = scored
     starts = [STARTS[i % len(STARTS)] for i in range(batch)]

@@ -9,6 +9,7 @@ from nbclient import NotebookClient
 NOTEBOOK = pathlib.Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_quickstart_runs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)

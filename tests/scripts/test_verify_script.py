@@ -43,6 +43,7 @@ def test_wrong_arguments_exit_2_with_the_reason(arguments):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_settings_change_nothing_either(arguments):
     settings = "--settings=penalties,bias,least"
     done = _run(*arguments, settings, "--temperatures=0.8", "--max_new_tokens=16")
