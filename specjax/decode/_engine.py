@@ -207,7 +207,7 @@ class Engine:
                 n_mask_states=self._masks.n_states
             ),
             n_top=n_top,
-            n_ids=_n_ids(model),
+            n_ids=model.n_ids,
         )
         self._model = model
         self._draft_params = draft_params
@@ -457,11 +457,3 @@ def _finish(slot: _Slot, status: Status, stats: Stats) -> Completion:
         stats=stats,
         top_logprobs=tuple(slot.top[:n]),
     )
-
-
-def _n_ids(model: "Model") -> int:
-    """Returns how many ids have a token; a padded vocabulary has more logits."""
-    size = model.target.spec.vocab_size
-    if model.tokenizer is None:
-        return size
-    return min(size, model.tokenizer.vocab_size)

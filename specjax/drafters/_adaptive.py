@@ -17,6 +17,7 @@ from specjax.drafters._protocol import (
     Drafter,
     DrafterSpec,
     check_gamma,
+    n_kept,
     unbind,
 )
 from specjax.typing import Array, Float, Int, Params
@@ -213,14 +214,9 @@ def best_lengths(
 
 def _learn(state: AdaptiveState, context: DraftContext) -> AdaptiveState:
     """Counts the tests that the last pass made of each row."""
-    gamma, size = state.drafted.shape[1], context.history.shape[1]
-    index = jnp.arange(gamma)[None, :]
-    at = state.base[:, None] + index
-    text = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
     # The last committed token is the rule's own, whatever the draft had there.
-    inside = (at < context.length[:, None] - 1) & (index < state.n_drafted[:, None])
-    same = (text == state.drafted) & inside
-    n_passed = jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
+    end = jnp.minimum(context.length - 1, state.base + state.n_drafted)
+    n_passed = n_kept(context, state.drafted, state.base, end)
     n_tests = jnp.minimum(n_passed + 1, state.n_drafted)
     moved = context.length > state.base
     n_passed = jnp.where(moved, n_passed, 0)

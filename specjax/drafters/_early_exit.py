@@ -19,6 +19,7 @@ from specjax.drafters._protocol import (
     Proposal,
     Started,
     check_gamma,
+    stateless,
 )
 from specjax.models import Target
 
@@ -79,7 +80,7 @@ def _early_exit(
         name="early_exit", gamma=gamma, draws=drawing.kind, exit_block=exit_block
     )
 
-    def propose(params: None, state: tuple, context: DraftContext):
+    def propose(context: DraftContext) -> Proposal:
         assert context.target is not None
         own, cache = context.target
         batch, size = context.history.shape
@@ -111,17 +112,9 @@ def _early_exit(
         _, hidden, cache, drafts = lax.while_loop(more, step, start)
         cache = target.commit(cache, -n_valid)
         started = Started(hidden, cache)
-        proposal = Proposal(*drafts, n_valid=n_valid, started=started)
-        return proposal, state
+        return Proposal(*drafts, n_valid=n_valid, started=started)
 
     again = functools.partial(_early_exit, target, exit_block, gamma, n_ids, "coupled")
-    return Drafter(
-        spec=spec,
-        init=lambda batch, capacity: (),
-        prefill=lambda params, state, row, tokens, n_real, features: state,
-        reset_row=lambda state, row: state,
-        propose=propose,
-        commit=lambda params, state, context: state,
-        copy_row=lambda state, source, row, length: state,
-        coupled=again if draws == "sample" else None,
+    return stateless(spec, propose)._replace(
+        coupled=again if draws == "sample" else None
     )

@@ -43,6 +43,11 @@ class ModelLike(Protocol):
         """``text.Tokenizer`` or None."""
         ...
 
+    @property
+    def n_ids(self) -> int:
+        """How many ids have a token."""
+        ...
+
 
 def from_model(
     target: ModelLike, draft: ModelLike, gamma: int = 4, *, draws: Draws = "sample"
@@ -62,14 +67,12 @@ def from_model(
     Raises:
       ValueError: one has no tokenizer, or an id means different tokens in them.
     """
-    sizes = []
     for it in (target, draft):
         if it.tokenizer is None:
             raise ValueError(
                 f"{it.name} was loaded without a tokenizer, so nothing says that its "
                 "ids mean what the other's do; load both with theirs."
             )
-        sizes.append(min(it.tokenizer.vocab_size, it.target.spec.vocab_size))
     difference = target.tokenizer.first_difference(draft.tokenizer)
     if difference is not None:
         ident, mine, theirs = difference
@@ -82,7 +85,7 @@ def from_model(
         draft.target,
         gamma,
         vocab_size=target.target.spec.vocab_size,
-        n_ids=min(sizes),
+        n_ids=min(target.n_ids, draft.n_ids),
         draws=draws,
     )
     return BoundDrafter(drafter, draft.params)
@@ -123,7 +126,7 @@ def layer_skip(
     drafter = model(
         decoder_target(target.config, skip=skip),
         gamma,
-        n_ids=_n_ids(target),
+        n_ids=target.n_ids,
         draws=draws,
         name="layer_skip",
     )
@@ -165,14 +168,8 @@ def lower_precision(
         return (x.T if kernel and turned else x).astype(dtype)
 
     drafter = model(
-        decoder_target(config), gamma, n_ids=_n_ids(target), draws=draws, name=dtype
+        decoder_target(config), gamma, n_ids=target.n_ids, draws=draws, name=dtype
     )
     return BoundDrafter(
         drafter, jax.tree_util.tree_map_with_path(convert, target.params)
     )
-
-
-def _n_ids(it: ModelLike) -> int:
-    """Returns how many ids have a token; a padded vocabulary has more logits."""
-    size = it.target.spec.vocab_size
-    return size if it.tokenizer is None else min(size, it.tokenizer.vocab_size)

@@ -17,6 +17,7 @@ from specjax.drafters._protocol import (
     DrafterSpec,
     Proposal,
     check_gamma,
+    n_kept,
 )
 from specjax.models import CACHE_SLACK, Target
 from specjax.typing import Array, Int, Params
@@ -199,11 +200,7 @@ class _ModelDrafter:
         self, params: Params, state: ModelState, context: DraftContext
     ) -> ModelState:
         """Keeps what it read of its drafts as far as they were committed."""
-        at = state.base[:, None] + jnp.arange(self.gamma)[None, :]
-        size = context.history.shape[1]
-        text = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
-        same = (text == state.drafted) & (at < context.length[:, None])
-        n_same = jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
+        n_same = n_kept(context, state.drafted, state.base, context.length)
         seen = jnp.maximum(state.seen, jnp.minimum(state.base + n_same, state.read))
         # Its last token stays pending, also of a row that got none.
         seen = jnp.clip(seen, 0, jnp.maximum(context.length - 1, 0))

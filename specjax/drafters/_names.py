@@ -93,12 +93,8 @@ def for_target(name: str, gamma: int, model: ModelLike) -> BoundDrafter:
     if kind == "bfloat16":
         return lower_precision(model, gamma)
     if kind == "early_exit":
-        ids = model.target.spec.vocab_size
-        if model.tokenizer is not None:
-            ids = min(ids, model.tokenizer.vocab_size)
-        return BoundDrafter(
-            early_exit(model.target, numbers[0], gamma, n_ids=ids), None
-        )
+        made = early_exit(model.target, numbers[0], gamma, n_ids=model.n_ids)
+        return BoundDrafter(made, None)
     first, last = numbers[0], numbers[-1]
     blocks = range(first, last + 1)
     return layer_skip(model, gamma, attention=blocks, ff=blocks)

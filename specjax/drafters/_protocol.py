@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
+
 from specjax.models import Features
 from specjax.sampling import Settings
 from specjax.typing import Array, Float, Int, Params
@@ -215,6 +217,30 @@ def stateless(
         commit=lambda params, state, context: state,
         copy_row=lambda state, source, row, length: state,
     )
+
+
+def n_kept(
+    context: DraftContext,
+    drafted: Int[Array, "B G"],
+    base: Int[Array, " B"],
+    end: Int[Array, " B"],
+) -> Int[Array, " B"]:
+    """Counts the leading drafts of a pass that stand in the committed text.
+
+    Args:
+      context: the one after the pass.
+      drafted: drafts of the pass.
+      base: tokens that were committed when they were made.
+      end: where in the text a draft no longer counts.
+
+    Returns:
+      Drafts of each row that are the text's tokens from ``base`` on, before ``end``.
+    """
+    at = base[:, None] + jnp.arange(drafted.shape[1])[None, :]
+    size = context.history.shape[1]
+    text = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
+    same = (text == drafted) & (at < end[:, None])
+    return jnp.sum(jnp.cumprod(same.astype(jnp.int32), axis=1), axis=1)
 
 
 def check_gamma(gamma: int, *, least: int = 1) -> None:

@@ -40,6 +40,12 @@ class Model:
             f"tokenizer={self.tokenizer!r})"
         )
 
+    @property
+    def n_ids(self) -> int:
+        """How many ids have a token; a padded vocabulary has more logits."""
+        size = self.target.spec.vocab_size
+        return size if self.tokenizer is None else min(size, self.tokenizer.vocab_size)
+
     def need_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer.
 
