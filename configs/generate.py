@@ -29,6 +29,7 @@ def get_config() -> ConfigDict:
     config.max_new_tokens = 128
     config.min_new_tokens = 0
     config.stop = ()
+    config.max_drafts = config_dict.placeholder(int)  # None: what the drafter likes
     config.repetition_penalty = 1.0
     config.presence_penalty = 0.0
     config.frequency_penalty = 0.0

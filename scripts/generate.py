@@ -11,6 +11,7 @@ conversation, in which each turn is asked after the model's answer to the one be
 These may stand next to it and win over the flags of the same name:
 
     temperature, top_k, top_p, min_p, seed, max_new_tokens, stop
+    max_drafts                        drafts verified a pass; 0 is plain decoding
     min_new_tokens                    no end of a turn before
     repetition_penalty, presence_penalty, frequency_penalty
     logit_bias: {"17": -2.5}          added to the logits of ids

@@ -87,6 +87,7 @@ def _define_sampling(define: Callable[..., None]) -> None:
     define("integer", "max_new_tokens", "Most tokens to generate a turn.")
     define("integer", "min_new_tokens", "No end of a turn before so many tokens.")
     define("multi_string", "stop", "String that ends a text; may be repeated.")
+    define("integer", "max_drafts", "Most drafts verified a pass; 0 is plain decoding.")
     define(
         "float",
         "repetition_penalty",

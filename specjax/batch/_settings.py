@@ -13,7 +13,16 @@ from specjax.sampling import check_sampling
 from specjax.text import check_settings
 
 #: Settings of a request that decoding takes as they are.
-REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "stop")
+REQUEST = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_new_tokens",
+    "stop",
+    "max_drafts",
+)
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -56,6 +65,8 @@ class BatchSettings:
       seed: of every record's random numbers.
       max_new_tokens: most ids to generate a turn.
       stop: strings that end a turn's text.
+      max_drafts: most drafts that a pass verifies for a record; 0 is plain decoding,
+        None what the drafter likes.
       repetition_penalty: divides positive logits of tokens in prompt or output; 1 is
         off.
       presence_penalty: subtracted from logits of tokens in the output; 0 is off.
@@ -94,6 +105,7 @@ class BatchSettings:
     seed: int = 0
     max_new_tokens: int = 128
     stop: tuple[str, ...] = ()
+    max_drafts: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -284,6 +284,7 @@ def stream(
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: int = 0,
+    max_drafts: int | None = None,
     controls: Controls = NO_CONTROLS,
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
@@ -308,6 +309,8 @@ def stream(
       top_p: 1 is off.
       min_p: 0 is off.
       seed: of the random numbers.
+      max_drafts: most drafts that a pass verifies; 0 is plain decoding, None what the
+        drafter likes.
       controls: penalties, bias, bans, forced tokens, constraints.
       stop: strings that end the text; they are not part of it.
       ignore_eos: do not stop at the model's end ids.
@@ -334,6 +337,7 @@ def stream(
         top_p=top_p,
         min_p=min_p,
         seed=seed,
+        max_drafts=max_drafts,
         controls=controls,
         stop=_stop_strings(stop),
         ignore_eos=ignore_eos,

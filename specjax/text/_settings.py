@@ -35,7 +35,8 @@ def check_settings(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
       settings: any of ``temperature`` (finite, at least 0), ``top_p`` (above 0, at
         most 1), ``min_p`` (at least 0, below 1), ``top_k`` (at least 0, where 0 is
         off), ``seed`` (at least 0, below 2**32), ``max_new_tokens`` (at least 1),
-        ``min_new_tokens`` (at least 0) and ``stop`` (a list of non-empty strings);
+        ``min_new_tokens`` (at least 0), ``max_drafts`` (at least 0, where None is what
+        the drafter likes) and ``stop`` (a list of non-empty strings);
         ``repetition_penalty`` (finite, above 0), ``presence_penalty`` and
         ``frequency_penalty`` (finite); ``logit_bias`` (id -> finite number),
         ``banned_ids`` (a list of ids) and ``forced_ids`` (output position -> id),
@@ -103,6 +104,10 @@ def _check_integer(value: Any, label: str, low: int, high: int | None) -> int:
         bounds = f"at least {low}" + ("" if high is None else f" and at most {high}")
         raise ValueError(f"{label} must be {bounds}, got {value!r}")
     return number
+
+
+def _check_max_drafts(value: Any, label: str) -> int | None:
+    return None if value is None else _check_integer(value, label, 0, _MOST)
 
 
 def _check_stop(value: Any, label: str) -> tuple[str, ...]:
@@ -177,6 +182,7 @@ def _check_schema(value: Any, label: str) -> dict[str, Any] | None:
 
 
 _OTHERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "max_drafts": _check_max_drafts,
     "stop": _check_stop,
     "logit_bias": _check_bias,
     "banned_ids": _check_ids,

@@ -60,6 +60,8 @@ def _read(*args):
         ({"top_k": 2**40}, "top_k=1099511627776 must be a whole number in"),
         ({"seed": 2**32}, "seed must be"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_drafts": -1}, "max_drafts must be at least 0 and at most .*, got -1"),
+        ({"max_drafts": True}, "max_drafts must be an integer, got True"),
         ({"stop": ("",)}, "stop must hold non-empty strings"),
         ({"stop": "x"}, "stop must be a list"),
         ({"exact": 1}, "exact must be true or false"),
@@ -118,7 +120,7 @@ def test_every_flag_arrives():
         *("--ignore_eos", "--noids", "--logprobs", "--top_logprobs=2"),
         *("--repetition_penalty=1.5", "--presence_penalty=-1", "--n_samples=4"),
         *("--frequency_penalty=0.5", '--logit_bias={"3": -1}', "--banned_ids=4"),
-        *("--banned_ids=5", "--min_new_tokens=6", "--regex=a{1,2}"),
+        *("--banned_ids=5", "--min_new_tokens=6", "--regex=a{1,2}", "--max_drafts=0"),
     )
     assert files == Files(prompts="a", output="b")
     assert settings == BatchSettings(
@@ -150,6 +152,7 @@ def test_every_flag_arrives():
         banned_ids=(4, 5),
         min_new_tokens=6,
         regex="a{1,2}",
+        max_drafts=0,
     )
 
 

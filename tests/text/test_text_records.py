@@ -155,6 +155,7 @@ def test_good_settings_become_plain_values():
             "top_k": np.int64(0),
             "seed": 2**32 - 1,
             "max_new_tokens": 1,
+            "max_drafts": np.int64(0),
             "stop": ["a", "b"],
         },
         "here",
@@ -166,13 +167,15 @@ def test_good_settings_become_plain_values():
         "top_k": 0,
         "seed": 2**32 - 1,
         "max_new_tokens": 1,
+        "max_drafts": 0,
         "stop": ("a", "b"),
     }
     assert [type(value) for value in checked.values()] == [
         *[float] * 3,
-        *[int] * 3,
+        *[int] * 4,
         tuple,
     ]
+    assert check_settings({"max_drafts": None}, "here") == {"max_drafts": None}
     assert check_settings({}, "here") == {}
 
 
@@ -268,6 +271,9 @@ def test_controls_of_a_record(read):
         ("seed", 2**32, "at least 0 and at most 4294967295"),
         ("seed", -1, "at least 0"),
         ("max_new_tokens", 0, "at least 1, got 0"),
+        ("max_drafts", -1, "at least 0 and at most 2147483647, got -1"),
+        ("max_drafts", 0.5, "an integer, got 0.5"),
+        ("max_drafts", False, "an integer, got False"),
         ("stop", "x", "a list of strings"),
         ("stop", [""], "non-empty strings, got ''"),
         ("stop", [3], "non-empty strings, got 3"),
