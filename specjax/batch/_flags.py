@@ -56,8 +56,8 @@ def _define_run(define: Callable[..., None]) -> None:
     define("string", "prompts", "JSONL file of prompts; needs --output.")
     define("string", "output", "JSONL file that a record is appended to per prompt.")
     define("string", "model", f"Name ({names(KNOWN_MODELS)}), path or hub id.")
-    known = [*drafters.REGISTRY, *drafters.SELF_DRAFTS.values()]
-    define("string", "drafter", f"Drafter: {names(known)}.")
+    known = drafters.usages()
+    define("string", "drafter", f"Drafter: {', '.join(known)}.")
     define("string", "datastore", "File of scripts/build_datastore.py, for suffix.")
     define("integer", "gamma", "Draft tokens a pass.")
     define("string", "rule", f"Verify rule: {names(verify.REGISTRY)}.")

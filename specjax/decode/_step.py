@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax.decode._state import DecodeState, Origin, RowStats, Status, TopTokens
-from specjax.drafters import DraftContext, Drafter, Proposal, TargetView
+from specjax.drafters import DraftContext, Drafter, Proposal, Scored, TargetView
 from specjax.models import Features, Target
-from specjax.ops.vocab import log_normalizer
+from specjax.ops.vocab import log_normalizer, top_ids
 from specjax.sampling import (
     advance_controls,
     apply_controls,
@@ -63,7 +63,7 @@ def draft(
     room = jnp.minimum(room, state.max_drafts)
     budget = jnp.where(state.status == Status.RUNNING, room, 0)
     context = _context(state, None)._replace(budget=budget)
-    if drafter.spec.exit_block:
+    if drafter.spec.on_target:
         view = TargetView(target_params, state.cache)
         context = context._replace(target=view)
     proposal, drafter_state = drafter.propose(draft_params, state.draft, context)
@@ -85,10 +85,10 @@ def draft(
         n_valid=jnp.minimum(n_valid, n_sound),
     )
     state = state.replace(draft=drafter_state)
-    if proposal.started is not None:
-        # The blocks it ran have written; what they wrote is not committed.
-        state = state.replace(cache=proposal.started.cache)
-        proposal = proposal._replace(started=proposal.started._replace(cache=None))
+    if proposal.cache is not None:
+        # What it wrote lies behind the committed text.
+        state = state.replace(cache=proposal.cache)
+        proposal = proposal._replace(cache=None)
     return proposal, state
 
 
@@ -127,13 +127,13 @@ def verify_and_commit(
         state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1
     )
     block = jnp.concatenate([pending, proposal.tokens], axis=1)
-    if proposal.started is None:
+    if proposal.hidden is None:
         logits, features, cache = target.forward(target_params, block, state.cache)
     else:
         assert target.halves is not None
         logits, features, cache = target.halves.finish(
             target_params,
-            proposal.started.hidden,
+            proposal.hidden,
             state.cache,
             start=drafter.spec.exit_block,
         )
@@ -154,6 +154,10 @@ def verify_and_commit(
         n_committed, status = _truncate(
             state, verdict, emitted, finite, score > -jnp.inf
         )
+    scored = None
+    if drafter.spec.n_top:
+        n_rows = jnp.where(state.status == Status.RUNNING, proposal.n_valid + 1, 0)
+        scored = Scored(block, n_rows, top_ids(logits, drafter.spec.n_top))
     with jax.named_scope("commit"):
         state = _append(state, proposal, verdict, emitted, logprobs, n_committed)
         state = _append_top(state, logits, n_committed)
@@ -164,6 +168,7 @@ def verify_and_commit(
             stats=_count(state, proposal, verdict, n_committed, width),
         )
         context = _context(state, features if drafter.spec.needs_features else None)
+        context = context._replace(scored=scored)
         state = state.replace(draft=drafter.commit(draft_params, state.draft, context))
     return state, PassInfo(proposal, verdict, n_committed)
 
@@ -234,15 +239,13 @@ def _fit(proposal: Proposal, n: int) -> Proposal:
         pad = [(0, 0), (0, max(n - have, 0))] + [(0, 0)] * (x.ndim - 2)
         return jnp.pad(x[:, :n], pad)
 
-    started = proposal.started
-    if started is not None:
-        started = started._replace(hidden=fit(started.hidden, n + 1, have + 1))
+    hidden = proposal.hidden
     return Proposal(
         tokens=fit(proposal.tokens),
         logprobs=None if proposal.logprobs is None else fit(proposal.logprobs),
         n_valid=jnp.minimum(proposal.n_valid, n),
         confidence=None if proposal.confidence is None else fit(proposal.confidence),
-        started=started,
+        hidden=None if hidden is None else fit(hidden, n + 1, have + 1),
     )
 
 

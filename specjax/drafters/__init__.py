@@ -11,7 +11,12 @@ from specjax.drafters._datastore import (
     save_datastore,
 )
 from specjax.drafters._early_exit import early_exit
-from specjax.drafters._from_model import from_model, layer_skip, lower_precision
+from specjax.drafters._from_model import (
+    from_model,
+    layer_skip,
+    lower_precision,
+    sparse_kv,
+)
 from specjax.drafters._model import model
 from specjax.drafters._names import (
     REGISTRY,
@@ -19,6 +24,7 @@ from specjax.drafters._names import (
     by_name,
     check_name,
     for_target,
+    usages,
 )
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
@@ -28,13 +34,15 @@ from specjax.drafters._protocol import (
     Drafter,
     DrafterSpec,
     Proposal,
-    Started,
+    Scored,
     TargetView,
     check_gamma,
+    check_target,
     match_noise,
     stateless,
     unbind,
 )
+from specjax.drafters._self_draft import self_draft
 from specjax.drafters._suffix import suffix
 
 __all__ = [
@@ -47,13 +55,14 @@ __all__ = [
     "DrafterSpec",
     "PassCosts",
     "Proposal",
-    "Started",
+    "Scored",
     "TargetView",
     "adaptive",
     "build_datastore",
     "by_name",
     "check_gamma",
     "check_name",
+    "check_target",
     "documents_of",
     "early_exit",
     "extend_datastore",
@@ -68,8 +77,11 @@ __all__ = [
     "plain",
     "prompt_lookup",
     "save_datastore",
+    "self_draft",
+    "sparse_kv",
     "stateless",
     "suffix",
     "truncate",
     "unbind",
+    "usages",
 ]

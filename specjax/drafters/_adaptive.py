@@ -17,6 +17,7 @@ from specjax.drafters._protocol import (
     Drafter,
     DrafterSpec,
     check_gamma,
+    inherited,
     n_kept,
     unbind,
 )
@@ -179,9 +180,8 @@ def _adaptive(inner: Drafter, lengths: tuple[int, ...]) -> Drafter:
         spec=DrafterSpec(
             name=f"adaptive({own.name})",
             gamma=gamma,
-            needs_features=own.needs_features,
             draws=own.draws,
-            exit_block=own.exit_block,
+            **inherited(inner),
             bank=lengths,
         ),
         init=init,

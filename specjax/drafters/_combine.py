@@ -14,6 +14,7 @@ from specjax.drafters._protocol import (
     DrawKind,
     Proposal,
     check_gamma,
+    inherited,
     match_noise,
     unbind,
 )
@@ -47,16 +48,14 @@ def truncate(drafter: Drafter | BoundDrafter, gamma: int) -> BoundDrafter:
 def _truncate(inner: Drafter, gamma: int) -> Drafter:
     def propose(params: Params | None, state: object, context: DraftContext):
         proposal, state = inner.propose(params, state, _within(context, gamma))
-        started = proposal.started
-        if started is not None:
-            started = started._replace(hidden=started.hidden[:, : gamma + 1])
-        cut = lambda x: None if x is None else x[:, :gamma]
+        cut = lambda x, n=gamma: None if x is None else x[:, :n]
         proposal = Proposal(
             tokens=proposal.tokens[:, :gamma],
             logprobs=cut(proposal.logprobs),
             n_valid=jnp.minimum(proposal.n_valid, gamma),
             confidence=cut(proposal.confidence),
-            started=started,
+            cache=proposal.cache,
+            hidden=cut(proposal.hidden, gamma + 1),
         )
         return proposal, state
 
@@ -66,9 +65,8 @@ def _truncate(inner: Drafter, gamma: int) -> Drafter:
         spec=DrafterSpec(
             name=f"{spec.name}[:{gamma}]",
             gamma=gamma,
-            needs_features=spec.needs_features,
             draws=spec.draws,
-            exit_block=spec.exit_block,
+            **inherited(inner),
             bank=tuple(n for n in spec.bank if n < gamma),
         ),
         propose=propose,
@@ -123,8 +121,8 @@ def _fallback(one: Drafter, two: Drafter, least: int) -> Drafter:
     spec = DrafterSpec(
         name=f"fallback({one.spec.name}, {two.spec.name})",
         gamma=gamma,
-        needs_features=one.spec.needs_features or two.spec.needs_features,
         draws=drawing[0] if drawing else "point",
+        **inherited(one, two),
     )
 
     def propose(params: Params, state: tuple, context: DraftContext):
@@ -132,6 +130,8 @@ def _fallback(one: Drafter, two: Drafter, least: int) -> Drafter:
         near, a = one.propose(params["first"], a, _within(context, one.spec.gamma))
         enough = near.n_valid >= least
         inside = _within(context, jnp.where(enough, 0, two.spec.gamma))
+        if near.cache is not None and inside.target is not None:
+            inside = inside._replace(target=inside.target._replace(cache=near.cache))
         far, b = two.propose(params["second"], b, inside)
         return _choose(enough, near, far, gamma), (a, b)
 
@@ -199,6 +199,7 @@ def _choose(enough: Array, near: Proposal, far: Proposal, gamma: int) -> Proposa
         logprobs=pick(near.logprobs, far.logprobs),
         n_valid=n_valid,
         confidence=pick(near.confidence, far.confidence),
+        cache=near.cache if far.cache is None else far.cache,
     )
 
 

@@ -17,11 +17,13 @@ from specjax.drafters._protocol import (
     Drafter,
     DrafterSpec,
     Proposal,
-    Started,
     check_gamma,
+    n_wanted,
+    pending_token,
     stateless,
 )
 from specjax.models import Target
+from specjax.typing import Params
 
 
 def early_exit(
@@ -77,22 +79,22 @@ def _early_exit(
     assert halves is not None
     drawing = Drawing(target.spec.vocab_size, n_ids, draws)
     spec = DrafterSpec(
-        name="early_exit", gamma=gamma, draws=drawing.kind, exit_block=exit_block
+        name="early_exit",
+        gamma=gamma,
+        draws=drawing.kind,
+        on_target=target.spec.cache_shape,
+        exit_block=exit_block,
     )
 
-    def propose(context: DraftContext) -> Proposal:
+    def propose(params: Params | None, context: DraftContext) -> Proposal:
         assert context.target is not None
         own, cache = context.target
-        batch, size = context.history.shape
-        budget = gamma if context.budget is None else context.budget
-        n_valid = jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,))
+        n_valid = n_wanted(context, gamma)
+        batch = n_valid.shape[0]
         steps = jnp.max(n_valid)
         # Rows that draft less stay: what they would write could pass their capacity.
         wants = lambda i: (i < n_valid).astype(jnp.int32)
-        at = jnp.clip(context.length - 1, 0, size - 1)[:, None]
-        pending = jnp.take_along_axis(context.history, at, axis=1)
-        pending = jnp.where(context.length[:, None] > 0, pending, 0)
-        x, cache = halves.begin(own, pending, cache, stop=exit_block)
+        x, cache = halves.begin(own, pending_token(context), cache, stop=exit_block)
         hidden = jnp.zeros((batch, gamma + 1, x.shape[-1]), x.dtype)
         hidden = hidden.at[:, :1].set(x)
 
@@ -111,10 +113,7 @@ def _early_exit(
         more = lambda carry: carry[0] < steps
         _, hidden, cache, drafts = lax.while_loop(more, step, start)
         cache = target.commit(cache, -n_valid)
-        started = Started(hidden, cache)
-        return Proposal(*drafts, n_valid=n_valid, started=started)
+        return Proposal(*drafts, n_valid=n_valid, cache=cache, hidden=hidden)
 
     again = functools.partial(_early_exit, target, exit_block, gamma, n_ids, "coupled")
-    return stateless(spec, propose)._replace(
-        coupled=again if draws == "sample" else None
-    )
+    return stateless(spec, propose, coupled=again if draws == "sample" else None)

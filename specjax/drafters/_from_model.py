@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from specjax.drafters._drawing import Draws
 from specjax.drafters._model import model
 from specjax.drafters._protocol import BoundDrafter
-from specjax.models import NO_SKIP, DecoderConfig, LayerSkip, Target, decoder_target
+from specjax.drafters._self_draft import self_draft
+from specjax.models import (
+    NO_SKIP,
+    DecoderConfig,
+    KVBudget,
+    LayerSkip,
+    Target,
+    decoder_target,
+)
 from specjax.ops.linear import preferred_layout
 from specjax.typing import Array, Params
 
@@ -101,8 +109,8 @@ def layer_skip(
 ) -> BoundDrafter:
     """Makes a model its own drafter, with some of its sublayers left out.
 
-    Reference: Zhang et al., "Draft & Verify", arXiv:2309.08168. It has a cache of its
-    own, of the attention layers that are left, and no parameters of its own.
+    Reference: Zhang et al., "Draft & Verify", arXiv:2309.08168. It has neither cache
+    nor parameters of its own.
 
     Args:
       target: the model.
@@ -112,7 +120,7 @@ def layer_skip(
       draws: see ``drafters.model``.
 
     Returns:
-      The drafter with the target's own parameters.
+      The drafter, which has no parameters but the target's.
 
     Raises:
       ValueError: nothing is left out, or what is left out is no block.
@@ -123,14 +131,56 @@ def layer_skip(
             "layer_skip leaves nothing out: a draft would cost what the target does; "
             "name blocks in attention= and ff=."
         )
-    drafter = model(
-        decoder_target(target.config, skip=skip),
-        gamma,
-        n_ids=target.n_ids,
-        draws=draws,
-        name="layer_skip",
+    form = decoder_target(target.config, skip=skip)
+    return BoundDrafter(
+        self_draft(form, gamma, n_ids=target.n_ids, draws=draws, name="layer_skip"),
+        None,
     )
-    return BoundDrafter(drafter, target.params)
+
+
+def sparse_kv(
+    target: ModelLike,
+    gamma: int = 4,
+    *,
+    sinks: int = 4,
+    window: int = 508,
+    draws: Draws = "sample",
+) -> BoundDrafter:
+    """Makes a model its own drafter, attending to the text's start and end only.
+
+    For contexts so long that reading the cache costs what reading the weights does: the
+    cost of a draft stays the same however long the text is, so the gain grows with
+    context and batch. Reference: Sadhukhan et al., "MagicDec", arXiv:2408.11049, with
+    the bounded cache of Xiao et al., "StreamingLLM", arXiv:2309.17453; here drafts read
+    those keys and values where they are, in the target's cache.
+
+    Args:
+      target: the model.
+      gamma: draft tokens a pass.
+      sinks: first tokens of the text that drafts attend to.
+      window: last tokens that they attend to. The CPU and XLA read whole blocks of 256
+        positions.
+      draws: see ``drafters.model``.
+
+    Returns:
+      The drafter, which has no parameters but the target's.
+
+    Raises:
+      ValueError: a number is out of range, or no text is longer than the budget.
+    """
+    budget = KVBudget(sinks, window)
+    budget.check()
+    if sinks + window >= target.config.max_context:
+        raise ValueError(
+            f"sinks={sinks} and window={window} hold all of the "
+            f"{target.config.max_context} positions that {target.name} is made for: a "
+            "draft would cost what the target does. Use smaller ones."
+        )
+    form = decoder_target(target.config, budget=budget)
+    return BoundDrafter(
+        self_draft(form, gamma, n_ids=target.n_ids, draws=draws, name="sparse_kv"),
+        None,
+    )
 
 
 def lower_precision(
@@ -140,7 +190,7 @@ def lower_precision(
     dtype: str = "bfloat16",
     draws: Draws = "sample",
 ) -> BoundDrafter:
-    """Makes a model its own drafter, in parameters and cache of a smaller type.
+    """Makes a model its own drafter, in parameters of a smaller type.
 
     Args:
       target: the model.
@@ -167,9 +217,8 @@ def lower_precision(
         kernel = getattr(path[-1], "key", None) == "kernel"
         return (x.T if kernel and turned else x).astype(dtype)
 
-    drafter = model(
-        decoder_target(config), gamma, n_ids=target.n_ids, draws=draws, name=dtype
-    )
+    form = decoder_target(config)
     return BoundDrafter(
-        drafter, jax.tree_util.tree_map_with_path(convert, target.params)
+        self_draft(form, gamma, n_ids=target.n_ids, draws=draws, name=dtype),
+        jax.tree_util.tree_map_with_path(convert, target.params),
     )

@@ -1,9 +1,15 @@
 """Drafters by name, for flags and files of settings."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from specjax.drafters._early_exit import early_exit
-from specjax.drafters._from_model import ModelLike, layer_skip, lower_precision
+from specjax.drafters._from_model import (
+    ModelLike,
+    layer_skip,
+    lower_precision,
+    sparse_kv,
+)
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import BoundDrafter, Drafter, check_gamma
@@ -16,11 +22,43 @@ REGISTRY: dict[str, Callable[[int], Drafter]] = {
     "suffix": lambda gamma: suffix(gamma),
 }
 
-#: Names of drafters that a target makes of itself, and what follows the colon.
-SELF_DRAFTS = {
-    "early_exit": "early_exit:BLOCKS",
-    "layer_skip": "layer_skip:FIRST-LAST",
-    "bfloat16": "bfloat16",
+
+class SelfDraft(NamedTuple):
+    """How a drafter that a target makes of itself is named and made.
+
+    Attributes:
+      usage: how its name is written.
+      counts: how many numbers may follow the colon.
+      make: (model, gamma, numbers) -> drafter.
+    """
+
+    usage: str
+    counts: tuple[int, ...]
+    make: Callable[[ModelLike, int, list[int]], BoundDrafter]
+
+
+def _early_exit(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    made = early_exit(model.target, numbers[0], gamma, n_ids=model.n_ids)
+    return BoundDrafter(made, None)
+
+
+def _layer_skip(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    blocks = range(numbers[0], numbers[-1] + 1)
+    return layer_skip(model, gamma, attention=blocks, ff=blocks)
+
+
+def _sparse_kv(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    return sparse_kv(model, gamma, sinks=numbers[0], window=numbers[1])
+
+
+#: Drafters that a target makes of itself, by name.
+SELF_DRAFTS: dict[str, SelfDraft] = {
+    "early_exit": SelfDraft("early_exit:BLOCKS", (1,), _early_exit),
+    "layer_skip": SelfDraft("layer_skip:FIRST-LAST", (1, 2), _layer_skip),
+    "sparse_kv": SelfDraft("sparse_kv:SINKS-WINDOW", (2,), _sparse_kv),
+    "bfloat16": SelfDraft(
+        "bfloat16", (0,), lambda model, gamma, _: lower_precision(model, gamma)
+    ),
 }
 
 
@@ -29,7 +67,8 @@ def check_name(name: str, gamma: int) -> None:
 
     Args:
       name: of the registry, or of a self-draft: ``early_exit:20`` runs 20 blocks,
-        ``layer_skip:10-14`` leaves out blocks 10 to 14 whole.
+        ``layer_skip:10-14`` leaves out blocks 10 to 14 whole, ``sparse_kv:4-508``
+        attends to the first 4 tokens and the last 508.
       gamma: draft tokens a pass.
 
     Raises:
@@ -43,10 +82,14 @@ def check_name(name: str, gamma: int) -> None:
         return
     if name not in REGISTRY:
         raise ValueError(
-            f"drafter {name!r} is not known; known drafters: "
-            f"{', '.join([*sorted(REGISTRY), *SELF_DRAFTS.values()])}."
+            f"drafter {name!r} is not known; known drafters: {', '.join(usages())}."
         )
     check_gamma(gamma, least=0 if name == "plain" else 1)
+
+
+def usages() -> list[str]:
+    """Returns how the drafters' names are written."""
+    return [*sorted(REGISTRY), *(kind.usage for kind in SELF_DRAFTS.values())]
 
 
 def by_name(name: str, gamma: int) -> Drafter:
@@ -89,23 +132,13 @@ def for_target(name: str, gamma: int, model: ModelLike) -> BoundDrafter:
     if name in REGISTRY:
         return BoundDrafter(REGISTRY[name](gamma), None)
     kind, _, rest = name.partition(":")
-    numbers = _numbers(name, kind, rest)
-    if kind == "bfloat16":
-        return lower_precision(model, gamma)
-    if kind == "early_exit":
-        made = early_exit(model.target, numbers[0], gamma, n_ids=model.n_ids)
-        return BoundDrafter(made, None)
-    first, last = numbers[0], numbers[-1]
-    blocks = range(first, last + 1)
-    return layer_skip(model, gamma, attention=blocks, ff=blocks)
+    return SELF_DRAFTS[kind].make(model, gamma, _numbers(name, kind, rest))
 
 
 def _numbers(name: str, kind: str, rest: str) -> list[int]:
     """Reads what follows the colon."""
-    counts = {"bfloat16": (0,), "early_exit": (1,), "layer_skip": (1, 2)}[kind]
+    usage, counts, _ = SELF_DRAFTS[kind]
     parts = rest.split("-") if rest else []
     if len(parts) not in counts or not all(part.isdecimal() for part in parts):
-        raise ValueError(
-            f"drafter {name!r} is not understood; write {SELF_DRAFTS[kind]}."
-        )
+        raise ValueError(f"drafter {name!r} is not understood; write {usage}.")
     return [int(part) for part in parts]

@@ -11,6 +11,7 @@ from specjax.drafters._protocol import (
     Proposal,
     stateless,
 )
+from specjax.typing import Params
 
 
 @functools.cache
@@ -21,7 +22,7 @@ def plain() -> Drafter:
       A drafter of gamma 0. Equal calls give the identical drafter.
     """
 
-    def propose(context: DraftContext) -> Proposal:
+    def propose(params: Params | None, context: DraftContext) -> Proposal:
         batch = context.history.shape[0]
         return Proposal(
             tokens=jnp.zeros((batch, 0), jnp.int32),

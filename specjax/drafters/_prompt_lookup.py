@@ -18,7 +18,7 @@ from specjax.drafters._protocol import (
     check_gamma,
     stateless,
 )
-from specjax.typing import Array, Int
+from specjax.typing import Array, Int, Params
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def prompt_lookup(gamma: int = 6, *, min_ngram: int = 2, max_ngram: int = 8) -> 
             f"{max_ngram=}."
         )
 
-    def propose(context: DraftContext) -> Proposal:
+    def propose(params: Params | None, context: DraftContext) -> Proposal:
         find = functools.partial(
             _find, gamma=gamma, min_ngram=min_ngram, max_ngram=max_ngram
         )

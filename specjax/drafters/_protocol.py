@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.models import Features
+from specjax.models import Features, TargetSpec
 from specjax.sampling import Settings
 from specjax.typing import Array, Float, Int, Params
 
@@ -15,7 +15,7 @@ DrawKind = Literal["point", "sample", "coupled"]
 
 
 class TargetView(NamedTuple):
-    """The target as a drafter that is part of it sees it.
+    """The target as a drafter that works on its cache sees it.
 
     Attributes:
       params: the target's parameters.
@@ -26,16 +26,19 @@ class TargetView(NamedTuple):
     cache: Any
 
 
-class Started(NamedTuple):
-    """A target pass that the drafter has begun: blocks before ``spec.exit_block``.
+class Scored(NamedTuple):
+    """What the target said in the last pass, of kept rows and of rejected ones.
 
     Attributes:
-      hidden: the residual stream of the pending token and of each draft, [B, N+1, D].
-      cache: the target's cache with these blocks' part of the pass written.
+      tokens: of the pass: the pending one, then the drafts. [B, W]
+      n_rows: how many of them count, [B] in [0, W]; 0 for rows that did not run.
+      top: the target's most probable next tokens after each, most probable first;
+        before controls and warp. [B, W, K]
     """
 
-    hidden: Float[Array, "B N1 D"]
-    cache: Any
+    tokens: Int[Array, "B W"]
+    n_rows: Int[Array, " B"]
+    top: Int[Array, "B W K"]
 
 
 class DraftContext(NamedTuple):
@@ -50,7 +53,8 @@ class DraftContext(NamedTuple):
       n_new: tokens the last pass committed. [B]
       budget: most drafts of each row that will be looked at, [B] in [0, gamma]; a
         drafter may spare itself the rest. None is gamma.
-      target: the target, for drafters with an ``exit_block``, while they propose.
+      target: the target, for drafters ``on_target``, while they propose.
+      scored: what the last pass said, for drafters with ``n_top``, at ``commit``.
     """
 
     history: Int[Array, "B L"]
@@ -60,6 +64,7 @@ class DraftContext(NamedTuple):
     n_new: Int[Array, " B"]
     budget: Int[Array, " B"] | None = None
     target: TargetView | None = None
+    scored: Scored | None = None
 
 
 class Proposal(NamedTuple):
@@ -73,14 +78,18 @@ class Proposal(NamedTuple):
       n_valid: how many of a row's tokens are proposed, [B] in [0, N]; 0 is plain
         decoding for that row.
       confidence: estimated acceptance of each token, [B, N] in [0, 1], or None.
-      started: the target's pass as far as the drafter has run it, or None.
+      cache: the target's cache, of a drafter that wrote to it behind the committed
+        text (where the pass writes over it), else None.
+      hidden: of a drafter with an ``exit_block``: the residual stream before that
+        block, of the pending token and of each draft, [B, N+1, D].
     """
 
     tokens: Int[Array, "B N"]
     logprobs: Float[Array, "B N V"] | None
     n_valid: Int[Array, " B"]
     confidence: Float[Array, "B N"] | None = None
-    started: Started | None = None
+    cache: Any = None
+    hidden: Float[Array, "B N1 D"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +104,13 @@ class DrafterSpec:
         ``Proposal.logprobs``, with noise that no rule uses. ``coupled``: the Gumbel
         noise of the target's own draws (point masses to the rule), which is exact
         only where a draft is kept for being the token that the target draws.
-      exit_block: blocks of the target that the drafter runs itself, on the target's
-        own cache; verification goes on from there (``Proposal.started``). 0: none.
+      on_target: of drafters that work on the target's own cache, which they get as
+        ``DraftContext.target`` and give back as ``Proposal.cache``: the shape of a
+        token in it (``TargetSpec.cache_shape``). Empty: they do not.
+      exit_block: blocks of the target that such a drafter runs as a pass would;
+        verification goes on from there (``Proposal.hidden``). 0: none.
+      n_top: most probable tokens of each row of a pass that the drafter learns from
+        (``DraftContext.scored``).
       bank: draft lengths below gamma that deserve a pass of their own width.
     """
 
@@ -104,7 +118,9 @@ class DrafterSpec:
     gamma: int
     needs_features: bool = False
     draws: DrawKind = "point"
+    on_target: tuple[int, ...] = ()
     exit_block: int = 0
+    n_top: int = 0
     bank: tuple[int, ...] = ()
 
 
@@ -140,6 +156,33 @@ class Drafter(NamedTuple):
     commit: Callable[..., Any]
     copy_row: Callable[..., Any] | None = None
     coupled: "Callable[[], Drafter] | None" = None
+
+
+def inherited(*inner: Drafter) -> dict[str, Any]:
+    """Returns what a drafter made of others must say of itself, as they do.
+
+    Args:
+      *inner: the drafters that it asks.
+
+    Returns:
+      Fields of ``DrafterSpec``.
+
+    Raises:
+      ValueError: they work on caches of different shapes.
+    """
+    specs = [it.spec for it in inner]
+    shapes = {spec.on_target for spec in specs if spec.on_target}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{' and '.join(spec.name for spec in specs)} are made for different "
+            "targets; make them for one."
+        )
+    return {
+        "needs_features": any(spec.needs_features for spec in specs),
+        "on_target": next(iter(shapes), ()),
+        "exit_block": max(spec.exit_block for spec in specs),
+        "n_top": max(spec.n_top for spec in specs),
+    }
 
 
 class BoundDrafter(NamedTuple):
@@ -196,14 +239,57 @@ def match_noise(drafter: Drafter, noise: str) -> Drafter:
     return drafter
 
 
+def check_target(drafter: Drafter, spec: TargetSpec, *, halves: bool) -> None:
+    """Checks that a drafter which works on its target's cache is made for this one.
+
+    Args:
+      drafter: any drafter.
+      spec: of the target.
+      halves: whether the target's forward can be cut.
+
+    Raises:
+      ValueError: it is made for another.
+    """
+    own = drafter.spec
+    if own.on_target and (spec.cache_kind != "kv" or own.on_target != spec.cache_shape):
+        raise ValueError(
+            f"drafter {own.name!r} is made for a target with a cache of shape "
+            f"{own.on_target} a token and works on no other; this target's is "
+            f"{spec.cache_shape} ({spec.cache_kind}). Make the drafter of this target."
+        )
+    if own.exit_block and not halves:
+        raise ValueError(
+            f"drafter {own.name!r} leaves the target after {own.exit_block} blocks, "
+            "and this target cannot be cut: use one without taps and skipped layers."
+        )
+
+
+def n_wanted(context: DraftContext, gamma: int) -> Int[Array, " B"]:
+    """Returns how many drafts of each row are worth making, in [0, gamma]."""
+    batch = context.length.shape[0]
+    budget = gamma if context.budget is None else jnp.minimum(context.budget, gamma)
+    return jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,))
+
+
+def pending_token(context: DraftContext) -> Int[Array, "B 1"]:
+    """Returns each row's last committed token, 0 for rows without text."""
+    at = jnp.clip(context.length - 1, 0, context.history.shape[1] - 1)[:, None]
+    token = jnp.take_along_axis(context.history, at, axis=1)
+    return jnp.where(context.length[:, None] > 0, token, 0)
+
+
 def stateless(
-    spec: DrafterSpec, propose: Callable[[DraftContext], Proposal]
+    spec: DrafterSpec,
+    propose: Callable[[Any, DraftContext], Proposal],
+    *,
+    coupled: Callable[[], Drafter] | None = None,
 ) -> Drafter:
-    """Makes a drafter that looks at nothing but the context.
+    """Makes a drafter that looks at nothing but its parameters and the context.
 
     Args:
       spec: static facts.
-      propose: context -> proposal.
+      propose: (params, context) -> proposal.
+      coupled: see ``Drafter``.
 
     Returns:
       A drafter with the empty state.
@@ -213,9 +299,10 @@ def stateless(
         init=lambda batch, capacity: (),
         prefill=lambda params, state, row, tokens, n_real, features: state,
         reset_row=lambda state, row: state,
-        propose=lambda params, state, context: (propose(context), state),
+        propose=lambda params, state, context: (propose(params, context), state),
         commit=lambda params, state, context: state,
         copy_row=lambda state, source, row, length: state,
+        coupled=coupled,
     )
 
 

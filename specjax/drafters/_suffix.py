@@ -160,22 +160,18 @@ def suffix(
 
 @functools.cache
 def _suffix(settings: _Settings) -> Drafter:
-    def propose(
-        params: Datastore | None, state: tuple[()], context: DraftContext
-    ) -> tuple[Proposal, tuple[()]]:
+    def propose(params: Datastore | None, context: DraftContext) -> Proposal:
         row = functools.partial(_propose_row, store=params, settings=settings)
         draft = jax.vmap(row)(context.history, context.length)
-        proposal = Proposal(
+        return Proposal(
             tokens=draft.tokens,
             logprobs=None,
             n_valid=draft.n_valid,
             confidence=draft.confidence,
         )
-        return proposal, state
 
     spec = DrafterSpec(name="suffix", gamma=settings.gamma)
-    empty = stateless(spec, lambda context: propose(None, (), context)[0])
-    return empty._replace(propose=propose)
+    return stateless(spec, propose)
 
 
 def _propose_row(

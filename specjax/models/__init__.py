@@ -1,7 +1,13 @@
 """Target models: one configurable decoder, whose families are configurations."""
 
 from specjax.models._config import ROPE_KINDS, DecoderConfig, RopeConfig
-from specjax.models._decoder import NO_SKIP, Decoder, Features, LayerSkip
+from specjax.models._decoder import (
+    NO_SKIP,
+    Decoder,
+    Features,
+    KVBudget,
+    LayerSkip,
+)
 from specjax.models._families import HF_ARCHITECTURES, config_from_hf
 from specjax.models._families_gguf import GGUF_ARCHITECTURES, config_from_gguf
 from specjax.models._rope import attention_factor, rope_tables, rotate
@@ -26,6 +32,7 @@ __all__ = [
     "DecoderConfig",
     "Features",
     "Halves",
+    "KVBudget",
     "LayerSkip",
     "RopeConfig",
     "Target",

@@ -66,6 +66,33 @@ class LayerSkip(NamedTuple):
 NO_SKIP = LayerSkip()
 
 
+class KVBudget(NamedTuple):
+    """Which part of the text attention sees: its start and its end.
+
+    Reference: Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+    arXiv:2309.17453; keys keep the positions that they were rotated for.
+
+    Attributes:
+      sinks: first tokens of the text.
+      window: last tokens, the token itself included.
+    """
+
+    sinks: int
+    window: int
+
+    def check(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+          ValueError: a negative number of sinks, or no token to attend to.
+        """
+        if self.sinks < 0 or self.window < 1:
+            raise ValueError(
+                f"sinks={self.sinks} must be at least 0 and window={self.window} at "
+                "least 1, in tokens."
+            )
+
+
 class Dense(nnx.Module):
     """A projection with an optional bias."""
 
@@ -155,6 +182,7 @@ class Attention(nnx.Module):
         layer: kv.LayerKV,
         length: Int[Array, " R"],
         row: Int[Array, ""] | None,
+        budget: KVBudget | None,
     ) -> tuple[Float[Array, "R T D"], kv.LayerKV]:
         """Writes the rows' keys and values, then attends over the cache."""
         config = self.config
@@ -167,13 +195,17 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         layer = kv.write(layer, k, v, length, row)
+        window, sinks = self.window, 0
+        if budget is not None and (window is None or window > budget.window):
+            window, sinks = budget.window, budget.sinks if window is None else 0
         out = cached_attention(
             q,
             layer.keys,
             layer.values,
             length,
             scale=head**-0.5,
-            window=self.window,
+            window=window,
+            sinks=sinks,
             row=row,
         )
         return self.o(out.reshape(*lead, -1)), layer
@@ -257,6 +289,7 @@ class Decoder(nnx.Module):
         stop: int | None = None,
         taps: tuple[int, ...] = (),
         skip: LayerSkip = NO_SKIP,
+        budget: KVBudget | None = None,
     ) -> tuple[Float[Array, "R T D"], tuple[Array, ...], kv.KVCache]:
         """Runs blocks [start, stop) on rows at each row's committed length.
 
@@ -267,7 +300,8 @@ class Decoder(nnx.Module):
           start: first block.
           stop: one past the last block; None for all.
           taps: blocks whose output is returned.
-          skip: sublayers left out. The cache has layers for the others' attention only.
+          skip: sublayers left out; their part of the cache stays as it is.
+          budget: what attention sees of the text; None is all.
 
         Returns:
           The residual stream after the last block, the tapped outputs in the
@@ -279,13 +313,13 @@ class Decoder(nnx.Module):
         layers = list(cache.layers)
         tapped: dict[int, Array] = {}
         stop = self.config.n_layers if stop is None else stop
-        attending = [i for i in range(self.config.n_layers) if i not in skip.attention]
         for i in range(start, stop):
             block = self.blocks[i]
             with jax.named_scope(f"block_{i}"):
-                if i in attending:
-                    at = attending.index(i)
-                    x, layers[at] = block.attend(x, cos, sin, layers[at], length, row)
+                if i not in skip.attention:
+                    x, layers[i] = block.attend(
+                        x, cos, sin, layers[i], length, row, budget
+                    )
                 if i not in skip.ff:
                     x = block.feed_forward(x)
             if i in taps:

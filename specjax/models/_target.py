@@ -11,7 +11,13 @@ from flax import nnx
 
 from specjax import cache as kv
 from specjax.models._config import DecoderConfig
-from specjax.models._decoder import NO_SKIP, Decoder, Features, LayerSkip
+from specjax.models._decoder import (
+    NO_SKIP,
+    Decoder,
+    Features,
+    KVBudget,
+    LayerSkip,
+)
 from specjax.ops.attention import KV_BLOCK
 from specjax.typing import Params
 
@@ -29,6 +35,8 @@ class TargetSpec:
       width: width of the features.
       taps: tapped blocks, the order of ``Features.taps``.
       cache_kind: ``kv`` for caches that roll back by their length.
+      cache_shape: of a token in the cache; targets of equal kind and shape can run on
+        each other's caches, whatever the types. Empty: on no other's.
     """
 
     vocab_size: int
@@ -36,6 +44,7 @@ class TargetSpec:
     width: int
     taps: tuple[int, ...] = ()
     cache_kind: str = "kv"
+    cache_shape: tuple[int, ...] = ()
 
 
 class Halves(NamedTuple):
@@ -86,7 +95,10 @@ class Target(NamedTuple):
 
 @functools.cache
 def decoder_target(
-    config: DecoderConfig, taps: tuple[int, ...] = (), skip: LayerSkip = NO_SKIP
+    config: DecoderConfig,
+    taps: tuple[int, ...] = (),
+    skip: LayerSkip = NO_SKIP,
+    budget: KVBudget | None = None,
 ) -> Target:
     """Makes the Target of a decoder configuration.
 
@@ -96,14 +108,18 @@ def decoder_target(
       config: the decoder.
       taps: blocks whose outputs the features carry.
       skip: sublayers to leave out; the parameters stay those of the whole decoder.
+      budget: what attention sees of the text; None is all.
 
     Returns:
       The target; its parameters come from ``init_params`` or ``weights``.
 
     Raises:
-      ValueError: a tap or a skipped sublayer is no block of the model.
+      ValueError: a tap or a skipped sublayer is no block of the model, or the budget is
+        none.
     """
     skip.check(config.n_layers)
+    if budget is not None:
+        budget.check()
     for tap in taps:
         if not 0 <= tap < config.n_layers:
             raise ValueError(f"{tap=} is no block of {config.n_layers=}.")
@@ -117,7 +133,7 @@ def decoder_target(
     def forward(params, tokens, cache, *, row=None, with_logits=True):
         model = merged(params)
         x, tapped, cache = model.run_blocks(
-            model.embed(tokens), cache, row=row, taps=taps, skip=skip
+            model.embed(tokens), cache, row=row, taps=taps, skip=skip, budget=budget
         )
         hidden = model.final_norm(x)
         logits = model.logits(hidden) if with_logits else None
@@ -142,7 +158,7 @@ def decoder_target(
         return kv.init_cache(
             batch=batch,
             capacity=capacity,
-            n_layers=config.n_layers - len(skip.attention),
+            n_layers=config.n_layers,
             n_kv_heads=config.n_kv_heads,
             head_width=config.head_width,
             dtype=jnp.dtype(config.dtype),
@@ -155,8 +171,9 @@ def decoder_target(
         max_context=config.max_context,
         width=config.width,
         taps=taps,
+        cache_shape=(config.n_layers, config.n_kv_heads, config.head_width),
     )
-    whole = skip == NO_SKIP and not taps
+    whole = skip == NO_SKIP and budget is None and not taps
     return Target(
         spec,
         init_cache,

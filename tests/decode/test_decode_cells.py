@@ -139,7 +139,7 @@ def uniform_noise(seed, length, n_drafts):
 def drafter(drawn: bool, gamma: int):
     """Makes a drafter: inverse CDF of laws that look at the last two tokens."""
 
-    def propose(params, state, context):
+    def propose(params, context):
         ends = jnp.maximum(context.length[:, None] + jnp.array([-2, -1]), 0)
         a, b = jnp.take_along_axis(context.history, ends, axis=1).T
         u, n_valid = numbers_at(context.settings.seed, context.length), params["n"][b]
@@ -150,10 +150,10 @@ def drafter(drawn: bool, gamma: int):
             a, b = b, jnp.sum(below, axis=-1, dtype=jnp.int32)
             tokens.append(b)
         logprobs = jnp.log(jnp.stack(own, 1)) if drawn else None
-        return Proposal(jnp.stack(tokens, 1), logprobs, n_valid), state
+        return Proposal(jnp.stack(tokens, 1), logprobs, n_valid)
 
     spec = DrafterSpec(name="cells", gamma=gamma)
-    return stateless(spec, lambda context: None)._replace(propose=propose)
+    return stateless(spec, propose)
 
 
 def options(case: Case) -> dict[str, Any]:

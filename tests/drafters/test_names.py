@@ -16,8 +16,10 @@ def test_a_target_makes_drafters_of_itself_by_name():
         drafters.for_target(name, 3, MODEL)
         for name in ("layer_skip:1", "layer_skip:1-1")
     )
-    assert one.drafter is two.drafter and one.params is MODEL.params
+    assert one.drafter is two.drafter and one.params is None
     assert drafters.for_target("bfloat16", 3, MODEL).drafter.spec.name == "bfloat16"
+    sparse = drafters.for_target("sparse_kv:2-30", 3, MODEL)
+    assert sparse == drafters.sparse_kv(MODEL, 3, sinks=2, window=30)
     plain = drafters.for_target("plain", 0, MODEL)
     assert plain == (drafters.plain(), None)
 
@@ -30,6 +32,7 @@ def test_a_target_makes_drafters_of_itself_by_name():
         ("early_exit:half", 3, "write early_exit:BLOCKS"),
         ("layer_skip:3-", 3, "write layer_skip:FIRST-LAST"),
         ("bfloat16:1", 3, "write bfloat16"),
+        ("sparse_kv:508", 3, "write sparse_kv:SINKS-WINDOW"),
         ("early_exit:1", 0, "gamma=0"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from specjax import drafters, verify
 from specjax.decode import Engine, Request
 from specjax.drafters import BoundDrafter
-from specjax.models import LayerSkip, decoder_target
+from specjax.models import KVBudget, LayerSkip, decoder_target
 from specjax.ops.platform import row_invariant
 from specjax.testing import planted, tiny_model
 
@@ -105,7 +105,7 @@ def test_skipped_sublayers_add_nothing_to_the_residual_stream():
     skip = LayerSkip(attention=(0,), ff=(1,))
     skipped = decoder_target(TARGET.config, skip=skip)
     assert skipped.halves is None
-    assert len(skipped.init_cache(1, CAPACITY).layers) == 1
+    assert skipped.spec.cache_shape == TARGET.target.spec.cache_shape
     params = jax.tree.map(lambda x: x, TARGET.params)
     silence = lambda dense: jax.tree.map(jnp.zeros_like, dense)
     params["blocks"]["0"]["attention"]["o"] = silence(
@@ -124,15 +124,57 @@ def test_skipped_sublayers_add_nothing_to_the_residual_stream():
 def test_layer_skip_and_a_smaller_type_change_no_text():
     plain = complete(drafters.plain())
     skipping = drafters.layer_skip(TARGET, GAMMA, ff=(1,))
-    assert skipping.params is TARGET.params
+    assert skipping.params is None
     smaller = drafters.lower_precision(TARGET, GAMMA)
+    sparse = drafters.sparse_kv(TARGET, GAMMA, sinks=1, window=2)
     kept = {}
-    for draft in (skipping, smaller):
+    for draft in (skipping, smaller, sparse):
         done = complete(draft)
         assert [c.ids for c in done] == [c.ids for c in plain]
         kept[draft.drafter.spec.name] = sum(c.stats.accepted for c in done)
     # A bfloat16 copy is nearly the target; two thirds of it are not.
     assert kept["bfloat16"] > 40 and kept["bfloat16"] > kept["layer_skip"] > 0
+    assert kept["sparse_kv"] > 0
+
+
+def test_a_form_that_is_the_target_itself_is_always_right():
+    """Greedy and under the target's own noise, whatever the rows' lengths."""
+    twin = BoundDrafter(drafters.self_draft(TARGET.target, GAMMA), None)
+    done = complete(twin)
+    assert [c.ids for c in done] == [c.ids for c in complete(drafters.plain())]
+    assert all(c.stats.accepted == c.stats.drafted for c in done)
+    assert sum(c.stats.accepted for c in done) > 40
+
+
+def test_drafts_attend_to_the_start_and_the_end_only():
+    """The form's forward against attention that is cut by hand."""
+    budget = KVBudget(sinks=2, window=3)
+    form = decoder_target(TARGET.config, budget=budget)
+    ids = jnp.asarray(TEXT[None, :12], jnp.int32)
+    _, _, cache = TARGET.target.forward(
+        TARGET.params, ids, TARGET.target.init_cache(1, CAPACITY)
+    )
+    cache = TARGET.target.commit(cache, jnp.array([12]))
+    token = jnp.asarray(TEXT[None, 12:13], jnp.int32)
+    got, _, _ = form.forward(TARGET.params, token, cache)
+    whole, _, _ = TARGET.target.forward(TARGET.params, token, cache)
+    assert not np.allclose(got, whole, atol=1e-3)
+    poisoned = jax.tree.map(lambda x: x.at[:, :, 2:10].set(9.0), cache.layers)
+    again, _, _ = form.forward(TARGET.params, token, cache.replace(layers=poisoned))
+    np.testing.assert_array_equal(got, again)
+
+
+def test_a_self_draft_of_another_target_is_refused():
+    deeper = dataclasses.replace(TARGET.config, n_layers=3)
+    other = dataclasses.replace(TARGET, config=deeper, target=decoder_target(deeper))
+    for draft in (
+        drafters.layer_skip(other, GAMMA, ff=(1,)),
+        drafters.early_exit(other.target, 1, GAMMA),
+    ):
+        with pytest.raises(ValueError, match=r"\(3, 1, 16\) a token.*this target's"):
+            complete(draft)
+    with pytest.raises(ValueError, match="runs on no other's"):
+        drafters.self_draft(planted.tie_target(TARGET.target, (1, 2)))
 
 
 def test_a_converted_copy_computes_the_same_up_to_its_type():
@@ -162,3 +204,9 @@ def test_wrong_arguments_say_what_would_be_right():
         drafters.layer_skip(TARGET, attention=(0, 1))
     with pytest.raises(ValueError, match="no smaller type"):
         drafters.lower_precision(tiny_model(dtype="bfloat16"))
+    with pytest.raises(ValueError, match="sinks=-1 must be at least 0"):
+        drafters.sparse_kv(TARGET, sinks=-1)
+    with pytest.raises(ValueError, match="sinks=4 and window=508 hold all of the"):
+        drafters.sparse_kv(TARGET)
+    with pytest.raises(ValueError, match="n_ids=99"):
+        drafters.self_draft(TARGET.target, n_ids=99)

@@ -19,22 +19,31 @@ HEADS = [(4, 4), (6, 2), (3, 1)]
 
 
 @functools.cache
-def _compiled(invariant, window, by_row):
+def _compiled(invariant, window, sinks, by_row):
     """One jitted function a trace-time choice: the context is no part of jit's key."""
 
     def attend(q, keys, values, length, row=None):
         with row_invariant(invariant):
             return cached_attention(
-                q, keys, values, length, scale=SCALE, window=window, row=row
+                q,
+                keys,
+                values,
+                length,
+                scale=SCALE,
+                window=window,
+                sinks=sinks,
+                row=row,
             )
 
     del by_row
     return jax.jit(attend)
 
 
-def _attend(q, keys, values, length, *, window=None, row=None, invariant=False):
+def _attend(
+    q, keys, values, length, *, window=None, sinks=0, row=None, invariant=False
+):
     length = jnp.asarray(length, jnp.int32)
-    function = _compiled(invariant, window, row is not None)
+    function = _compiled(invariant, window, sinks, row is not None)
     if row is None:
         return np.asarray(function(q, keys, values, length))
     return np.asarray(function(q, keys, values, length, jnp.int32(row)))
@@ -50,7 +59,7 @@ def _case(
     return q.astype(dtype), keys.astype(dtype), values.astype(dtype)
 
 
-def _exact(q, keys, values, length, window=None):
+def _exact(q, keys, values, length, window=None, sinks=0):
     """The definition in float64, one head and one row at a time."""
     q, keys, values = (np.asarray(x, np.float64) for x in (q, keys, values))
     batch, n_new, n_heads, _ = q.shape
@@ -60,9 +69,9 @@ def _exact(q, keys, values, length, window=None):
         for t in range(n_new):
             last = length[b] + t
             first = 0 if window is None else max(0, last - window + 1)
+            seen = [*range(min(sinks, first)), *range(first, last + 1)]
             for h in range(n_heads):
-                k = keys[b, h // group, first : last + 1]
-                v = values[b, h // group, first : last + 1]
+                k, v = keys[b, h // group, seen], values[b, h // group, seen]
                 s = k @ q[b, t, h] * SCALE
                 w = np.exp(s - s.max())
                 out[b, t, h] = (w / w.sum()) @ v
@@ -104,6 +113,40 @@ def test_equals_the_definition(heads, window, slots):
         if window == 7:
             assert not close(_attend(q, keys, values, length))
             assert not close(_attend(q, keys, values, length, window=8))
+
+
+@pytest.mark.parametrize(
+    ("sinks", "window", "n_blocks"),
+    [(1, 7, 4), (4, 300, 4), (KV_BLOCK, 7, 4), (300, 7, 4), (600, 500, 4), (4, 7, 1)],
+)
+def test_sinks_are_seen_besides_the_window(sinks, window, n_blocks):
+    """Rows of very different lengths, each with blocks of its own."""
+    n_new, slots = 3, n_blocks * KV_BLOCK
+    q, keys, values = _case(4, n_new, 6, 2, slots)
+    length = np.array([0, window + 3, slots // 2, slots - n_new])
+    kind = dict(window=window, sinks=sinks)
+    out = _attend(q, keys, values, length, **kind)
+    exact = _exact(q, keys, values, length, window, sinks)
+    np.testing.assert_allclose(out, exact, atol=2e-5)
+    reference = cached_attention_reference(
+        q, keys, values, jnp.asarray(length), scale=SCALE, **kind
+    )
+    np.testing.assert_allclose(reference, exact, atol=2e-5)
+    assert not np.allclose(_attend(q, keys, values, length, window=window), exact)
+    for row in range(4):
+        one = slice(row, row + 1)
+        alone = _attend(q[one], keys[one], values[one], length[one], **kind)
+        np.testing.assert_allclose(alone, out[one], atol=2e-6)
+
+
+def test_what_lies_between_sinks_and_window_is_not_read():
+    q, keys, values = _case(2, 1, 6, 2, 6 * KV_BLOCK)
+    length = np.array([5 * KV_BLOCK, 6 * KV_BLOCK - 1])
+    kind = dict(window=7, sinks=4)
+    before = _attend(q, keys, values, length, **kind)
+    # Whole blocks: read at all, NaN would spread.
+    spoilt = [x.at[:, :, KV_BLOCK : 4 * KV_BLOCK].set(np.nan) for x in (keys, values)]
+    np.testing.assert_array_equal(_attend(q, *spoilt, length, **kind), before)
 
 
 def test_bfloat16_is_computed_in_float32():

@@ -19,6 +19,7 @@ def cached_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: int = 0,
     row: Int[Array, ""] | None = None,
 ) -> Float[Array, "R T H M"]:
     """Attends from T new rows to the cache, touching only its live part.
@@ -35,6 +36,7 @@ def cached_attention(
       length: committed tokens of each addressed row before this pass.
       scale: factor on the scores.
       window: sliding window in tokens, or None.
+      sinks: with a window, first tokens of the text that are seen besides it.
       row: which batch row of the cache the queries belong to (then R is 1);
         None when the queries are the whole batch (R is B).
 
@@ -63,6 +65,7 @@ def cached_attention(
         length,
         scale=scale,
         window=window,
+        sinks=sinks if window is not None else 0,
         row=row,
         tile_rows=_INVARIANT_ROWS if is_row_invariant() else None,
     )

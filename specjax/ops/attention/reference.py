@@ -13,6 +13,7 @@ def cached_attention_reference(
     *,
     scale: float,
     window: int | None = None,
+    sinks: int = 0,
 ) -> Float[Array, "R T H M"]:
     """Attends from T new rows to the cache, which holds them already.
 
@@ -27,6 +28,7 @@ def cached_attention_reference(
       length: committed tokens in the cache before this pass.
       scale: factor on the scores.
       window: sliding window in tokens, or None.
+      sinks: with a window, first tokens of the text that are seen besides it.
 
     Returns:
       Attention output, float32.
@@ -39,7 +41,8 @@ def cached_attention_reference(
     position = length[:, None] + jnp.arange(n_new)[None, :]
     seen = slot[None, None, :] <= position[:, :, None]
     if window is not None:
-        seen &= slot[None, None, :] > position[:, :, None] - window
+        near = slot[None, None, :] > position[:, :, None] - window
+        seen &= near | (slot < sinks)
     scores = jnp.where(seen[:, None, :, None, :], scores, -jnp.inf)
     scores = scores - jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores)

@@ -18,7 +18,7 @@ KV_BLOCK = 256
 _MASKED = -1e30
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window", "tile_rows"))
+@functools.partial(jax.jit, static_argnames=("scale", "window", "sinks", "tile_rows"))
 def blocked_attention(
     q: Float[Array, "R T H M"],
     keys: Float[Array, "B K S M"],
@@ -27,6 +27,7 @@ def blocked_attention(
     *,
     scale: float,
     window: int | None,
+    sinks: int,
     row: Int[Array, ""] | None,
     tile_rows: int | None,
 ) -> Float[Array, "R T H M"]:
@@ -38,9 +39,10 @@ def blocked_attention(
     shape, and however that rounds, is then the same for every number of rows.
 
     The trip count follows the longest addressed row, so a pass over short rows
-    in a large cache costs what it costs in a small one. A trip in which a row
-    sees nothing changes none of its bits: it adds exact zeros and multiplies by
-    exact ones, which is what makes rows independent of their neighbours.
+    in a large cache costs what it costs in a small one. With a window, trips go over
+    the blocks of the sinks and then over those of each row's own window. A trip in
+    which a row sees nothing changes none of its bits: it adds exact zeros and
+    multiplies by exact ones, which is what makes rows independent of their neighbours.
     """
     n_rows, n_asked, n_heads, width = q.shape
     n_kv = keys.shape[1]
@@ -54,10 +56,24 @@ def blocked_attention(
     position = length[:, None] + jnp.repeat(jnp.arange(n_new), group)[None, :]
     end = length + n_asked
 
-    def block(cache: Array, i: Array) -> Array:
+    n_sinks = -(-sinks // KV_BLOCK)
+    first, last = jnp.zeros_like(length), (end + KV_BLOCK - 1) // KV_BLOCK
+    if window is not None:
+        # Where the trips after those of the sinks begin.
+        first = jnp.maximum(length - window + 1, 0) // KV_BLOCK
+        first = jnp.maximum(first - n_sinks, 0)
+
+    def block(cache: Array, at: Array) -> Array:
         size = (n_rows, n_kv, KV_BLOCK, width)
-        start = (0 if row is None else row, 0, i * KV_BLOCK, 0)
-        return lax.dynamic_slice(cache, start, size).astype(jnp.float32)
+        if row is not None or window is None or n_rows == 1:
+            start = (0 if row is None else row, 0, at[0] * KV_BLOCK, 0)
+            return lax.dynamic_slice(cache, start, size).astype(jnp.float32)
+        # One slice a row, as in the cache's writes: a gather is slow on the CPU.
+        parts = [
+            lax.dynamic_slice(cache, (r, 0, at[r] * KV_BLOCK, 0), (1, *size[1:]))
+            for r in range(n_rows)
+        ]
+        return jnp.concatenate(parts).astype(jnp.float32)
 
     def product(rows: Array, block: Array, axis: int) -> Array:
         """Multiplies rows [R, K, rows, X] by a block, contracting its axis."""
@@ -74,14 +90,16 @@ def blocked_attention(
 
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, peak, total, out = carry
-        slot = i * KV_BLOCK + jnp.arange(KV_BLOCK)
-        k, v = block(keys, i), block(values, i)
+        at = i + jnp.where(i < n_sinks, 0, first)
+        slot = at[:, None] * KV_BLOCK + jnp.arange(KV_BLOCK)[None, :]
+        k, v = block(keys, at), block(values, at)
         # Slots beyond the row's end hold leftovers; zero times NaN is NaN.
-        v = jnp.where((slot[None, :] < end[:, None])[:, None, :, None], v, 0.0)
+        v = jnp.where((slot < end[:, None])[:, None, :, None], v, 0.0)
         scores = product(q, k, 3)
-        seen = slot[None, None, :] <= position[:, :, None]
+        seen = slot[:, None, :] <= position[:, :, None]
         if window is not None:
-            seen &= slot[None, None, :] > position[:, :, None] - window
+            near = slot[:, None, :] > position[:, :, None] - window
+            seen &= near | (slot < sinks)[:, None, :]
         scores = jnp.where(seen[:, None], scores, _MASKED)
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_peak[..., None])
@@ -90,17 +108,14 @@ def blocked_attention(
         mixed = product(weights, v, 2)
         return i + 1, new_peak, total, out * keep[..., None] + mixed
 
-    first = jnp.int32(0)
-    if window is not None:
-        first = jnp.maximum(jnp.min(length) - window + 1, 0) // KV_BLOCK
-    last = (jnp.max(end) + KV_BLOCK - 1) // KV_BLOCK
+    n_trips = jnp.max(last - first)
     start = (
-        first,
+        jnp.int32(0),
         jnp.full((n_rows, n_kv, rows), _MASKED, jnp.float32),
         jnp.zeros((n_rows, n_kv, rows), jnp.float32),
         jnp.zeros((n_rows, n_kv, rows, width), jnp.float32),
     )
-    _, _, total, out = lax.while_loop(lambda c: c[0] < last, body, start)
+    _, _, total, out = lax.while_loop(lambda c: c[0] < n_trips, body, start)
     out = (out / total[..., None]).reshape(n_rows, n_kv, n_new, group, width)
     out = out.transpose(0, 2, 1, 3, 4)[:, :n_asked]
     return out.reshape(n_rows, n_asked, n_heads, width)

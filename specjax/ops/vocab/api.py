@@ -29,6 +29,21 @@ def argmax(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     return jnp.where(first == size, 0, first)
 
 
+def top_ids(scores: Float[Array, "*rows V"], k: int) -> Int[Array, "*rows K"]:
+    """Returns the indices of each row's k largest values, largest first.
+
+    Args:
+      scores: any float rows.
+      k: how many, at least 1.
+
+    Returns:
+      int32 indices; of equal values the lowest first.
+    """
+    if k == 1:
+        return argmax(scores)[..., None]
+    return lax.top_k(scores, k)[1]
+
+
 def log_normalizer(scores: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
     """Returns log(sum(exp(scores))) of each row, natural log, float32.
 
