@@ -44,6 +44,7 @@ from specjax.drafters._protocol import (
 )
 from specjax.drafters._self_draft import self_draft
 from specjax.drafters._suffix import suffix
+from specjax.drafters._token_recycling import successor_table, token_recycling
 
 __all__ = [
     "REGISTRY",
@@ -80,7 +81,9 @@ __all__ = [
     "self_draft",
     "sparse_kv",
     "stateless",
+    "successor_table",
     "suffix",
+    "token_recycling",
     "truncate",
     "unbind",
     "usages",

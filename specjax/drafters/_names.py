@@ -14,6 +14,7 @@ from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import BoundDrafter, Drafter, check_gamma
 from specjax.drafters._suffix import suffix
+from specjax.drafters._token_recycling import token_recycling
 
 #: Drafters by name, each taking gamma (``plain`` ignores it).
 REGISTRY: dict[str, Callable[[int], Drafter]] = {
@@ -51,11 +52,16 @@ def _sparse_kv(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter
     return sparse_kv(model, gamma, sinks=numbers[0], window=numbers[1])
 
 
-#: Drafters that a target makes of itself, by name.
+def _token_recycling(model: ModelLike, gamma: int, _: list[int]) -> BoundDrafter:
+    return BoundDrafter(token_recycling(model.target.spec.vocab_size, gamma), None)
+
+
+#: Drafters that are made of or for one target, by name.
 SELF_DRAFTS: dict[str, SelfDraft] = {
     "early_exit": SelfDraft("early_exit:BLOCKS", (1,), _early_exit),
     "layer_skip": SelfDraft("layer_skip:FIRST-LAST", (1, 2), _layer_skip),
     "sparse_kv": SelfDraft("sparse_kv:SINKS-WINDOW", (2,), _sparse_kv),
+    "token_recycling": SelfDraft("token_recycling", (0,), _token_recycling),
     "bfloat16": SelfDraft(
         "bfloat16", (0,), lambda model, gamma, _: lower_precision(model, gamma)
     ),

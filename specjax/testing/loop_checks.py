@@ -63,11 +63,12 @@ def check_law(
     *,
     calls: int = _CALLS,
     least: float = 1e-5,
+    temperature: float = _TEMPERATURE,
+    top_p: float = _TOP_P,
 ) -> str | None:
     """Compares sequences drawn by the whole loop with the exact law.
 
-    Every position, every pair of positions and whole sequences are compared, at a
-    temperature and a top-p that both do something.
+    Every position, every pair of positions and whole sequences are compared.
 
     Args:
       model: from ``make_model``, or a mutant of it.
@@ -75,15 +76,20 @@ def check_law(
       draft: the drafter; None is ``sampled_draft()``.
       calls: calls of the loop, each of which draws 128 sequences.
       least: p-value below which a difference is a fault.
+      temperature: of the draws.
+      top_p: of the draws.
 
     Returns:
       The fault, or None.
     """
     laws = sampling_law(
-        np.asarray(model.params["table"]), temperature=_TEMPERATURE, top_p=_TOP_P
+        np.asarray(model.params["table"]), temperature=temperature, top_p=top_p
     )
     law = sequence_law(laws, (0, 1, 2), _NEW)
-    draws = _draw(model, draft or sampled_draft(), rule, calls)
+    request = Request(
+        prompt_ids=(0, 1, 2), max_new_tokens=_NEW, temperature=temperature, top_p=top_p
+    )
+    draws = _draw(model, draft or sampled_draft(), rule, calls, request)
     for axes in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
         counts = np.zeros([_VOCAB] * len(axes), np.int64)
         np.add.at(counts, tuple(draws[:, a] for a in axes), 1)
@@ -243,7 +249,11 @@ def _against_reference(
 
 
 def _draw(
-    model: Model, draft: BoundDrafter, rule: verify.VerifyRule, calls: int
+    model: Model,
+    draft: BoundDrafter,
+    rule: verify.VerifyRule,
+    calls: int,
+    request: Request,
 ) -> np.ndarray:
     """Draws sequences of ``_NEW`` tokens, [_BATCH * calls, _NEW]."""
     engine = Engine(
@@ -253,12 +263,6 @@ def _draw(
         batch_size=_BATCH,
         capacity=32,
         draft_params=draft.params,
-    )
-    request = Request(
-        prompt_ids=(0, 1, 2),
-        max_new_tokens=_NEW,
-        temperature=_TEMPERATURE,
-        top_p=_TOP_P,
     )
     for row in range(_BATCH):
         engine.submit(dataclasses.replace(request, id=row))

@@ -104,5 +104,6 @@ def _target(vocab_size: int) -> Target:
             length=cache.length.at[row].set(length)
         )
 
-    spec = TargetSpec(vocab_size=vocab_size, max_context=512, width=1)
+    # A token of it is one number, whatever the table: tables share their caches.
+    spec = TargetSpec(vocab_size, max_context=512, width=1, cache_shape=(1,))
     return Target(spec, init_cache, forward, commit, reset_row, copy_row)

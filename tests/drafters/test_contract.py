@@ -9,7 +9,7 @@ import pytest
 
 from specjax import drafters
 from specjax.decode import prefill_chunks
-from specjax.drafters import DraftContext
+from specjax.drafters import DraftContext, Scored, TargetView
 from specjax.ops.platform import row_invariant
 from specjax.sampling import Settings
 from specjax.testing import planted, tiny
@@ -46,10 +46,30 @@ MODELS = {
     "model": drafters.BoundDrafter(drafters.model(_DRAFT.target, GAMMA), _DRAFT.params),
     "truncated": drafters.truncate(drafters.prompt_lookup(GAMMA + 2), GAMMA),
 }
+# What works on the cache of a target: the rows below drive that target too.
+_TARGET = tiny.tiny_model(5, vocab_size=VOCAB)
+ON_TARGET = {
+    "early_exit": drafters.BoundDrafter(
+        drafters.early_exit(_TARGET.target, 1, GAMMA), None
+    ),
+    "layer_skip": drafters.layer_skip(_TARGET, GAMMA, ff=(0,)),
+    "sparse_kv": drafters.sparse_kv(_TARGET, GAMMA, sinks=2, window=5),
+    "bfloat16": drafters.lower_precision(_TARGET, GAMMA),
+    "adaptive": drafters.adaptive(
+        drafters.layer_skip(_TARGET, GAMMA, attention=(1,)),
+        drafters.PassCosts(0.5, (1.0, 1.1, 1.1, 1.2, 1.2)),
+    ),
+}
+ON_TARGET["fallback_to_target"] = drafters.fallback(
+    drafters.prompt_lookup(GAMMA, min_ngram=1), ON_TARGET["layer_skip"], least=2
+)
+MODELS["token_recycling"] = drafters.BoundDrafter(
+    drafters.token_recycling(VOCAB, GAMMA), drafters.successor_table(TEXTS[:2], VOCAB)
+)
 MODELS["fallback"] = drafters.fallback(
     drafters.prompt_lookup(GAMMA, min_ngram=1), MODELS["model"], least=2
 )
-EVERY = ZOO | PLANTED | MODELS
+EVERY = ZOO | PLANTED | MODELS | ON_TARGET
 
 # It knows the end of one text, half of another and nothing of the third.
 EVERY["suffix_datastore"] = drafters.BoundDrafter(
@@ -84,6 +104,14 @@ def _jitted(drafter):
     )
 
 
+@jax.jit
+def _read(tokens, cache, row, n):
+    """Lets the target read a pass's tokens, and keeps n of each row."""
+    with row_invariant():
+        _, _, cache = _TARGET.target.forward(_TARGET.params, tokens, cache, row=row)
+    return _TARGET.target.commit(cache, n)
+
+
 class Rows:
     """Drives a drafter as the decode loop does, over texts that are given."""
 
@@ -97,6 +125,9 @@ class Rows:
             seed=jnp.asarray(seeds, jnp.uint32)
         )
         self.state = self.drafter.init(batch, CAPACITY)
+        self.cache = None
+        if drafter.spec.on_target:
+            self.cache = _TARGET.target.init_cache(batch, CAPACITY)
         for row, text in enumerate(texts):
             at = jnp.int32(row)
             self.state = self.drafter.reset_row(self.state, at)
@@ -107,8 +138,18 @@ class Rows:
                 self.state = self.drafter.prefill(
                     self.params, self.state, at, chunk, jnp.int32(n_real), None
                 )
+                self.read(chunk, at, n_real)
                 sent += n_real
         self.n_new = [len(text) for text in texts]
+
+    def read(self, tokens, row=None, n_real=None):
+        """Lets the target read tokens: of one row, or of each its own number."""
+        if self.cache is None:
+            return
+        n = n_real if row is None else jnp.zeros_like(self.cache.length)
+        if row is not None:
+            n = n.at[row].set(n_real)
+        self.cache = _read(tokens, self.cache, row, jnp.asarray(n, jnp.int32))
 
     def context(self, junk=None):
         history = np.zeros((len(self.texts), CAPACITY + 16), np.int32)
@@ -122,16 +163,34 @@ class Rows:
             settings=self.settings,
             features=None,
             n_new=jnp.asarray(self.n_new, jnp.int32),
+            target=self.cache and TargetView(_TARGET.params, self.cache),
+            scored=self.scored(),
         )
+
+    def scored(self):
+        """Says that nothing was scored: what is learnt of that has tests of its own."""
+        if not self.drafter.spec.n_top:
+            return None
+        batch, top = len(self.texts), self.drafter.spec.n_top
+        block = jnp.zeros((batch, GAMMA + 1), jnp.int32)
+        none = jnp.zeros((batch,), jnp.int32)
+        return Scored(block, none, jnp.zeros((*block.shape, top), jnp.int32))
 
     def propose(self, junk=None):
         proposal, self.state = self.drafter.propose(
             self.params, self.state, self.context(junk)
         )
+        if self.cache is not None and proposal.cache is not None:
+            np.testing.assert_array_equal(proposal.cache.length, self.cache.length)
+            self.cache = proposal.cache
         return proposal
 
     def commit(self, ids):
         """Appends ids to each row."""
+        block = np.zeros((len(ids), GAMMA + 1), np.int32)
+        for row, text, new in zip(block, self.texts, ids, strict=True):
+            row[: len(new)] = [text[-1], *new][: len(new)]
+        self.read(block, n_real=[len(new) for new in ids])
         for text, new in zip(self.texts, ids, strict=True):
             text += new
         self.n_new = [len(new) for new in ids]
@@ -209,7 +268,8 @@ def test_junk_beyond_the_length_changes_nothing(name):
         assert _counted(Rows(name, texts).propose(junk)) == clean
 
 
-@each
+# What learns from its passes drafts by them, not by the text alone.
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "adaptive"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_after_any_accepted_count_the_draft_is_that_of_a_fresh_start(name, seed):
     """Also after GAMMA + 1 tokens at once: full acceptance and the bonus."""

@@ -20,6 +20,8 @@ def test_a_target_makes_drafters_of_itself_by_name():
     assert drafters.for_target("bfloat16", 3, MODEL).drafter.spec.name == "bfloat16"
     sparse = drafters.for_target("sparse_kv:2-30", 3, MODEL)
     assert sparse == drafters.sparse_kv(MODEL, 3, sinks=2, window=30)
+    recycling = drafters.for_target("token_recycling", 3, MODEL)
+    assert recycling == (drafters.token_recycling(256, 3), None)
     plain = drafters.for_target("plain", 0, MODEL)
     assert plain == (drafters.plain(), None)
 

@@ -6,11 +6,18 @@ import pytest
 from specjax import verify
 from specjax.drafters import (
     BoundDrafter,
+    PassCosts,
+    adaptive,
     build_datastore,
+    fallback,
     model,
     plain,
     prompt_lookup,
+    self_draft,
+    successor_table,
     suffix,
+    token_recycling,
+    truncate,
 )
 from specjax.testing import planted
 from specjax.testing.loop_checks import check_law, make_model, sampled_draft
@@ -32,33 +39,61 @@ DRAFTS = {
     "silent": lambda: planted.silent(GAMMA, VOCAB, [(0, 1, 2, 0, 1, 2)]),
     "hashed": lambda: planted.hashed(GAMMA, VOCAB),
     "model": lambda: model_draft(),
+    # Every self-draft is one of these: another form on the target's own cache.
+    "self_draft": lambda: another_form(),
+    "token_recycling": lambda: BoundDrafter(
+        token_recycling(VOCAB, GAMMA), successor_table([(0, 1, 2, 3), (2, 4)], VOCAB)
+    ),
+    "fallback": lambda: fallback(
+        prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), another_form()
+    ),
+    "truncated": lambda: truncate(model_draft(), GAMMA - 1),
+    "adaptive": lambda: adaptive(another_form(), PassCosts(0.3, (1, 1.1, 1.2, 1.5))),
+    "adaptive_fallback": lambda: adaptive(
+        fallback(prompt_lookup(GAMMA, min_ngram=1, max_ngram=2), model_draft()),
+        PassCosts(0.3, (1, 1.1, 1.2, 1.5)),
+    ),
 }
+
+
+def other_table():
+    return table_model(1.5 * np.random.default_rng(8).normal(size=(VOCAB,) * 3))
 
 
 def model_draft():
     """Another table as the draft model."""
-    other = table_model(1.5 * np.random.default_rng(8).normal(size=(VOCAB,) * 3))
+    other = other_table()
     return BoundDrafter(model(other.target, GAMMA), other.params)
 
 
+def another_form():
+    """Another table on the target's own cache."""
+    other = other_table()
+    return BoundDrafter(self_draft(other.target, GAMMA), other.params)
+
+
 RULES = ["rejection", "block", "sample_and_match", "coupled"]
+SETTINGS = [(1.0, 1.0), (0.6, 0.9)]
 CASES = [
-    (rule, draft)
+    (rule, draft, *settings)
     for rule in RULES
     for draft in DRAFTS
+    for settings in SETTINGS
     # What proposes nothing is one and the same for all rules.
     if rule == "rejection" or draft not in ("plain", "outside", "silent")
 ]
 
 
-@pytest.mark.parametrize(("rule", "draft"), CASES)
-def test_sequences_have_the_targets_law(rule, draft):
+@pytest.mark.parametrize(("rule", "draft", "temperature", "top_p"), CASES)
+def test_sequences_have_the_targets_law(rule, draft, temperature, top_p):
     fault = check_law(
         make_model(),
         verify.by_name(rule),
         DRAFTS[draft](),
         calls=CALLS,
         least=1e-4,
+        temperature=temperature,
+        top_p=top_p,
     )
     assert fault is None
 
