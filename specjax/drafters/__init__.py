@@ -2,6 +2,7 @@
 
 from specjax.drafters._adaptive import PassCosts, adaptive
 from specjax.drafters._combine import fallback, truncate
+from specjax.drafters._costs import MeasuredFor, load_costs, save_costs
 from specjax.drafters._datastore import (
     Datastore,
     build_datastore,
@@ -54,6 +55,7 @@ __all__ = [
     "DraftContext",
     "Drafter",
     "DrafterSpec",
+    "MeasuredFor",
     "PassCosts",
     "Proposal",
     "Scored",
@@ -71,12 +73,14 @@ __all__ = [
     "for_target",
     "from_model",
     "layer_skip",
+    "load_costs",
     "load_datastore",
     "lower_precision",
     "match_noise",
     "model",
     "plain",
     "prompt_lookup",
+    "save_costs",
     "save_datastore",
     "self_draft",
     "sparse_kv",

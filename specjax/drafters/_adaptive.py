@@ -44,6 +44,10 @@ class PassCosts(NamedTuple):
     draft: float
     verify: tuple[float, ...]
 
+    def at_one_width(self) -> "PassCosts":
+        """Returns the costs where every pass is as wide as the widest (``exact``)."""
+        return self._replace(verify=self.verify[-1:] * len(self.verify))
+
 
 class AdaptiveState(NamedTuple):
     """What the policy remembers of each row.
@@ -85,7 +89,8 @@ def adaptive(
     Args:
       drafter: any drafter.
       costs: of passes here, as ``bench.measure_costs(...).pass_costs(gamma)`` finds
-        them; traced, so that other costs compile nothing.
+        them or ``load_costs`` reads them; traced, so that other costs compile nothing.
+        In an engine that is ``exact``: ``costs.at_one_width()``.
       bank: lengths to choose from, each compiled as a pass of its own width unless the
         engine is exact. None: 0, the powers of two below gamma, and gamma.
 
@@ -106,19 +111,37 @@ def adaptive(
             f"bank={tuple(bank)} must hold draft lengths in [0, {gamma}], the drafts "
             f"that {inner.spec.name!r} makes."
         )
+    verify = check_costs(costs, gamma, inner.spec.name)
+    cost = costs.draft * np.arange(gamma + 1) + verify
+    held = {"inner": params, "cost": jnp.asarray(cost[list(lengths)], jnp.float32)}
+    return BoundDrafter(_adaptive(inner, lengths), held)
+
+
+def check_costs(costs: PassCosts, gamma: int, name: str) -> np.ndarray:
+    """Checks that costs are there for every length and can be true.
+
+    Args:
+      costs: the costs.
+      gamma: draft tokens a pass.
+      name: of the drafter, for the message.
+
+    Returns:
+      v by number of drafts, [gamma + 1] float32.
+
+    Raises:
+      ValueError: a cost is missing, not finite or out of range.
+    """
     verify = np.asarray(costs.verify, np.float32)
     if verify.shape != (gamma + 1,):
         raise ValueError(
-            f"costs.verify has {verify.size} values; {inner.spec.name!r} needs one for "
-            f"each of 0 to {gamma} drafts, {gamma + 1} in all."
+            f"costs.verify has {verify.size} values; {name!r} needs one for each of 0 "
+            f"to {gamma} drafts, {gamma + 1} in all."
         )
     if not (np.all(np.isfinite(verify)) and np.all(verify > 0)):
         raise ValueError(f"costs.verify={costs.verify} must be finite and above 0.")
     if not (np.isfinite(costs.draft) and costs.draft >= 0):
         raise ValueError(f"costs.draft={costs.draft} must be finite and at least 0.")
-    cost = costs.draft * np.arange(gamma + 1) + verify
-    held = {"inner": params, "cost": jnp.asarray(cost[list(lengths)], jnp.float32)}
-    return BoundDrafter(_adaptive(inner, lengths), held)
+    return verify
 
 
 @functools.cache
