@@ -35,7 +35,7 @@ from specjax import bench
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("target", "smollm2-135m-instruct", "Model name, path or hub id.")
-flags.DEFINE_string("drafter", "prompt_lookup", "Drafter.")
+flags.DEFINE_string("drafter", "prompt_lookup", "Drafter, as --drafter of generate.")
 flags.DEFINE_string("hardware", "measured", "measured, or a device of the table.")
 flags.DEFINE_string("prompts", None, "JSONL file, grouped by category.")
 flags.DEFINE_integer("per_class", 4, "Prompts of each class.")

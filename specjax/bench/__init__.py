@@ -1,5 +1,6 @@
 """Measuring: whether text changed, and how fast it came."""
 
+from specjax.bench._contest import Contest, Entry, Standing, stand_all
 from specjax.bench._equivalence import Comparison, Difference, compare, score_margin
 from specjax.bench._invariance import Flips, count_flips
 from specjax.bench._micro import (
@@ -40,9 +41,11 @@ __all__ = [
     "Case",
     "ClassPlan",
     "Comparison",
+    "Contest",
     "Costs",
     "Decoding",
     "Difference",
+    "Entry",
     "Flips",
     "Measurement",
     "Peer",
@@ -50,6 +53,8 @@ __all__ = [
     "Profile",
     "Run",
     "SpeculationPlan",
+    "Standing",
+    "Standing",
     "bare_pass",
     "bare_prefill",
     "capacity_cases",
@@ -76,4 +81,5 @@ __all__ = [
     "roofline_costs",
     "score_margin",
     "settings_cases",
+    "stand_all",
 ]

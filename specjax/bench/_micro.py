@@ -50,7 +50,13 @@ class Case:
 
 
 def bare_pass(
-    model: "Model", *, width: int, capacity: int, length: int, batch: int = 1
+    model: "Model",
+    *,
+    width: int,
+    capacity: int,
+    length: int,
+    batch: int = 1,
+    start: int = 0,
 ) -> Case:
     """Times forward passes alone in a loop on the device: no rule, no commit.
 
@@ -60,16 +66,30 @@ def bare_pass(
       capacity: of the cache.
       length: tokens in the cache before the first pass.
       batch: rows of the batch.
+      start: first block that runs; the others are taken to have run already.
 
     Returns:
       The case.
+
+    Raises:
+      ValueError: the target cannot be entered at a block.
     """
-    target = model.target
+    target, halves = model.target, model.target.halves
+    if start and halves is None:
+        raise ValueError(f"{start=}: {model.name} cannot be entered at a block.")
+
+    def forward(params, tokens, cache):
+        if not start or halves is None:
+            return target.forward(params, tokens, cache)
+        hidden = jnp.zeros((*tokens.shape, target.spec.width), jnp.float32)
+        # Not the same row each time, or the compiler would compute it once.
+        hidden += tokens[..., None]
+        return halves.finish(params, hidden, cache, start=start)
 
     def loop(params, cache, tokens, n):
         def body(carry):
             i, cache, tokens = carry
-            logits, _, cache = target.forward(params, tokens, cache)
+            logits, _, cache = forward(params, tokens, cache)
             cache = target.commit(cache, jnp.ones((batch,), jnp.int32))
             # The next tokens depend on these logits, as in decoding.
             return i + 1, cache, (logits[:, :, 0] > 0).astype(jnp.int32)
@@ -87,7 +107,8 @@ def bare_pass(
         _, held[0], _ = jax.block_until_ready(compiled(model.params, cache, tokens, n))
         return (time.perf_counter() - began) / n
 
-    return Case(f"bare forward, {batch} x {width} rows", run)
+    entered = f" from block {start}" if start else ""
+    return Case(f"bare forward{entered}, {batch} x {width} rows", run)
 
 
 def engine_pass(

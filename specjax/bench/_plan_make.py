@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from specjax import drafters, theory
@@ -75,11 +74,12 @@ def _measure(
     groups = {} if profiles else _prompts(settings)
     model = load(settings.target, dtype=settings.dtype or "float32")
     pass_capacity(model, settings.n_context, longest)
+    make = lambda gamma: drafters.for_target(settings.drafter, gamma, model)
     decoding = None
     if groups:
         decoding = Decoding(
             model,
-            [drafters.by_name(settings.drafter, g) for g in sorted({gamma, longest})],
+            [make(g) for g in sorted({gamma, longest})],
             {n: [encode_prompt(model, p) for p in ps] for n, ps in groups.items()},
             max_new_tokens=settings.max_new_tokens,
         )
@@ -89,7 +89,7 @@ def _measure(
         tell("compiling and timing passes")
         costs = measure_costs(
             model,
-            drafters.by_name(settings.drafter, gamma),
+            make(gamma),
             max_gamma=longest,
             n_context=settings.n_context,
             batches=settings.batches,
@@ -120,15 +120,12 @@ def _deployment(settings: PlanSettings) -> theory.Deployment:
     assert settings.device is not None
     target = model_shape(config)
     c = settings.cost_ratio
-    if c is None:
-        drafter = drafters.by_name(settings.drafter, settings.gamma)
-        state = jax.eval_shape(lambda: drafter.init(1, 64))
-        if jax.tree.leaves(state):
-            raise ValueError(
-                f"drafter {settings.drafter!r} keeps a state, so its cost on "
-                f"{settings.hardware!r} is not known; give cost_ratio, the time of a "
-                "draft step over a target step (0 for one that only looks up)."
-            )
+    if c is None and settings.drafter not in drafters.REGISTRY:
+        raise ValueError(
+            f"The cost of drafter {settings.drafter!r} on {settings.hardware!r} is not "
+            "known; give cost_ratio, the time of a draft step over a target step (0 "
+            "for one that only looks up)."
+        )
     return theory.Deployment(
         target=target,
         hardware=settings.device,

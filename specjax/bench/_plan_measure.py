@@ -16,7 +16,15 @@ from specjax.bench._plan import Costs, Profile, Run
 from specjax.bench._plan_settings import Numbers
 from specjax.bench._speed import Measurement, measure, median_ratio
 from specjax.decode import DecodeState, Engine, Request, Stats, fit_capacity
-from specjax.drafters import DraftContext, Drafter, plain
+from specjax.drafters import (
+    BoundDrafter,
+    DraftContext,
+    Drafter,
+    TargetView,
+    match_noise,
+    plain,
+    unbind,
+)
 from specjax.ops.platform import compiler_options
 from specjax.theory import verify_cost_from_times
 from specjax.typing import Params
@@ -30,12 +38,7 @@ _LEAST_S = 0.02
 
 
 def draft_case(
-    model: "Model",
-    drafter: Drafter,
-    *,
-    capacity: int,
-    length: int,
-    draft_params: Params | None = None,
+    model: "Model", drafter: Drafter | BoundDrafter, *, capacity: int, length: int
 ) -> Case:
     """Times a drafter alone, asked again and again after the same text.
 
@@ -43,41 +46,51 @@ def draft_case(
     Then ``propose`` runs in a loop on the device. Each round puts the first draft in
     the pending token's place: the next depends on it, so the compiler cannot ask once
     and be done. What the drafter does between passes (``commit``) is not in this.
+    Of an early exit this has the first blocks of the pass that verifies.
 
     Args:
       model: the target.
       drafter: the drafter, of gamma >= 1.
       capacity: of the slot.
       length: tokens of the text.
-      draft_params: the drafter's parameters.
 
     Returns:
       The case: seconds of one ``propose``, all gamma drafts of it.
     """
+    drafter, draft_params = unbind(drafter, None)
     filled = _prefilled(model, drafter, capacity, length, draft_params)
+    own_cache = bool(drafter.spec.on_target)
+    # What the loop changes is donated, as in decoding: a cache is not copied.
+    held = [(filled.tokens, filled.draft, filled.cache if own_cache else ())]
 
-    def ask(params, tokens, own):
+    def ask(params, target_params, tokens, own, cache):
         about = (filled.length, filled.settings, None, filled.n_new)
-        return drafter.propose(params, own, DraftContext(tokens, *about))
+        context = DraftContext(tokens, *about)
+        if own_cache:
+            context = context._replace(target=TargetView(target_params, cache))
+        proposal, own = drafter.propose(params, own, context)
+        cache = proposal.cache if own_cache else cache
+        return proposal._replace(cache=None), own, cache
 
-    def loop(params, tokens, own, n):
+    def loop(state, params, target_params, n):
         def body(carry):
-            i, tokens, own, _ = carry
-            proposal, own = ask(params, tokens, own)
+            i, (tokens, *rest), _ = carry
+            proposal, own, cache = ask(params, target_params, tokens, *rest)
             tokens = tokens.at[:, length - 1].set(proposal.tokens[:, 0])
-            return i + 1, tokens, own, proposal
+            return i + 1, (tokens, own, cache), proposal
 
         # All of the proposal is carried, or what nobody looks at would not be made.
-        like = jax.eval_shape(ask, params, tokens, own)[0]
+        like = jax.eval_shape(ask, params, target_params, *state)[0]
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        first = (jnp.int32(0), tokens, own, empty)
+        first = (jnp.int32(0), state, empty)
         return lax.while_loop(lambda c: c[0] < n, body, first)
 
-    compiled = jax.jit(loop, compiler_options=compiler_options())
+    compiled = jax.jit(loop, donate_argnums=0, compiler_options=compiler_options())
 
     def once(n: int) -> float:
         began = time.perf_counter()
-        jax.block_until_ready(compiled(draft_params, filled.tokens, filled.draft, n))
+        out = compiled(held[0], draft_params, model.params, n)
+        _, held[0], _ = jax.block_until_ready(out)
         return time.perf_counter() - began
 
     def run(n: int) -> float:
@@ -98,11 +111,6 @@ def _prefilled(
     draft_params: Params | None,
 ) -> DecodeState:
     """Gives the state of decoding after a prompt of some length."""
-    if drafter.spec.exit_block:
-        raise ValueError(
-            f"drafter {drafter.spec.name!r} runs the target's own blocks, which cannot "
-            "be timed apart from a pass; give cost_ratio and verify_cost."
-        )
     engine = Engine(
         model,
         drafter=drafter,
@@ -121,7 +129,7 @@ def _prefilled(
 
 def measure_costs(
     model: "Model",
-    drafter: Drafter,
+    drafter: Drafter | BoundDrafter,
     *,
     max_gamma: int,
     n_context: int,
@@ -134,11 +142,13 @@ def measure_costs(
 
     v is the time of some rows over that of one row in the same round; widths between
     those measured are interpolated. c is the time of the drafter alone
-    (``draft_case``) over gamma one-row passes.
+    (``draft_case``) over gamma one-row passes. Of an early exit, c has the blocks that
+    drafting and verification share and v of any draft at all the others alone.
 
     Args:
       model: the target.
-      drafter: the drafter, of the gamma in use.
+      drafter: the drafter, of the gamma in use. One that draws is timed at temperature
+        0, in its coupled form.
       max_gamma: the longest draft to consider.
       n_context: tokens in the cache.
       batches: at which v of gamma + 1 rows is measured.
@@ -152,7 +162,9 @@ def measure_costs(
     Raises:
       ValueError: the passes do not fit the model's context.
     """
-    gamma, capacity = drafter.spec.gamma, pass_capacity(model, n_context, max_gamma)
+    bare, params = unbind(drafter, None)
+    bare = match_noise(bare, verify.coupled.noise)
+    gamma, capacity = bare.spec.gamma, pass_capacity(model, n_context, max_gamma)
     widths, pairs = [1], [(1, 1)]
     if verify_cost is None:
         widths = _widths(gamma, max_gamma)
@@ -160,13 +172,19 @@ def measure_costs(
         pairs += [(b, width) for b in batches if b > 1 for width in (1, gamma + 1)]
     cases = {
         (batch, width): bare_pass(
-            model, width=width, capacity=capacity, length=n_context, batch=batch
+            model,
+            width=width,
+            capacity=capacity,
+            length=n_context,
+            batch=batch,
+            start=bare.spec.exit_block if width > 1 else 0,
         )
         for batch, width in pairs
     }
     timed = [*cases.values()]
     if cost_ratio is None:
-        timed += [draft_case(model, drafter, capacity=capacity, length=n_context)]
+        bound = BoundDrafter(bare, params)
+        timed += [draft_case(model, bound, capacity=capacity, length=n_context)]
     seconds = interleave(timed, n=_PASSES, rounds=rounds)
     of = lambda *pair: seconds[cases[pair].name]
     ratio = lambda batch, width: median_ratio(of(batch, width), of(batch, 1))
@@ -211,7 +229,7 @@ class Decoding:
     def __init__(
         self,
         model: "Model",
-        drafters: Iterable[Drafter],
+        drafters: Iterable[Drafter | BoundDrafter],
         classes: Mapping[str, Sequence[tuple[int, ...]]],
         *,
         max_new_tokens: int,
@@ -227,9 +245,9 @@ class Decoding:
         Raises:
           ValueError: a prompt does not fit the model's context.
         """
-        zoo = [plain(), *drafters]
+        zoo = [unbind(it, None) for it in (plain(), *drafters)]
         longest = max(len(ids) for prompts in classes.values() for ids in prompts)
-        need = longest + max_new_tokens + zoo[-1].spec.gamma + 1
+        need = longest + max_new_tokens + zoo[-1][0].spec.gamma + 1
         capacity = fit_capacity(need, model.config.max_context)
         self._engines = {
             drafter.spec.gamma: Engine(
@@ -238,8 +256,9 @@ class Decoding:
                 rule=verify.coupled,
                 batch_size=1,
                 capacity=capacity,
+                draft_params=params,
             )
-            for drafter in zoo
+            for drafter, params in zoo
         }
         self._requests = {
             name: [

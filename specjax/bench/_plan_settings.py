@@ -26,7 +26,7 @@ class PlanSettings:
 
     Attributes:
       target: model name, path or hub id.
-      drafter: name in ``drafters.REGISTRY``.
+      drafter: name, as ``drafters.usages`` has them.
       hardware: "measured", this machine, or a name of ``theory.HARDWARE``.
       prompts: JSONL file, its ``category`` the class; None is the built-in set.
       gamma: draft tokens a pass in use.
@@ -41,8 +41,8 @@ class PlanSettings:
       batches: at which the verify cost is measured, the first 1.
       acceptance: by class, one rate or conditional acceptances by position; None
         measures them.
-      cost_ratio: c, or None to measure it (to take it as that of a drafter without
-        state, 0, with a device of the table).
+      cost_ratio: c, or None to measure it (to take it as 0, that of a drafter which
+        looks up, with a device of the table).
       verify_cost: v, one number or by gamma from 0 on; None measures it.
       output: file of the plot, or None.
       json: file of all numbers, or None.
@@ -72,7 +72,8 @@ class PlanSettings:
 
     def __post_init__(self) -> None:
         """Checks every value."""
-        if drafters.by_name(self.drafter, self.gamma).spec.gamma < 1:
+        drafters.check_name(self.drafter, self.gamma)
+        if self.drafter == "plain":
             raise ValueError(
                 f"drafter {self.drafter!r} proposes nothing, so there is nothing to "
                 "plan; choose another."
