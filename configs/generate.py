@@ -17,6 +17,8 @@ def get_config() -> ConfigDict:
 
     config.drafter = "prompt_lookup"
     config.datastore = config_dict.placeholder(str)  # for the drafter suffix
+    config.draft_model = config_dict.placeholder(str)  # for the drafter model
+    config.draft_dtype = config_dict.placeholder(str)  # None: that of dtype
     config.gamma = 6
     config.rule = "coupled"
     config.exact = False

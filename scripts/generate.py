@@ -47,6 +47,8 @@ answered so far where there are any, and the run goes on. "stats" count every to
 was committed, also those after a stop string until it was seen, which depends on the
 batch.
 
+--drafter=model drafts with --draft_model, another model of the same tokens.
+
 A run that was ended at any time goes on with the same command; error records count as
 done. out.jsonl.meta.json holds the settings and the hash of the prompts; a run with
 others is refused, but --batch_size may differ. It never changes a text with --exact;

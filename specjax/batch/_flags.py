@@ -59,6 +59,8 @@ def _define_run(define: Callable[..., None]) -> None:
     known = drafters.usages()
     define("string", "drafter", f"Drafter: {', '.join(known)}.")
     define("string", "datastore", "File of scripts/build_datastore.py, for suffix.")
+    define("string", "draft_model", "Name, path or hub id, for the drafter model.")
+    define("string", "draft_dtype", "Type of its parameters; unset: that of --dtype.")
     define("integer", "gamma", "Draft tokens a pass.")
     define("string", "rule", f"Verify rule: {names(verify.REGISTRY)}.")
     define("integer", "batch_size", "Prompts decoded side by side (--prompts only).")

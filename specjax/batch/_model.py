@@ -1,16 +1,24 @@
-"""Loads a run's model and checks the settings that depend on it."""
+"""Loads a run's model and drafter and checks the settings that depend on them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from specjax import decode
+from specjax import decode, drafters
 from specjax.batch._errors import UsageError
 from specjax.batch._settings import BatchSettings
-from specjax.drafters import load_datastore
+from specjax.drafters import BoundDrafter, load_datastore
 from specjax.typing import Params
-from specjax.weights import load
+from specjax.weights import KNOWN_MODELS, load
 
 if TYPE_CHECKING:
     from specjax.weights import Model
+
+
+def resolve_name(name: str) -> str:
+    """Returns a model's name, the same from whatever directory a path is given."""
+    path = Path(name).expanduser()
+    here = name not in KNOWN_MODELS and path.exists()
+    return str(path.resolve()) if here else name
 
 
 def load_model(settings: BatchSettings) -> "Model":
@@ -26,10 +34,7 @@ def load_model(settings: BatchSettings) -> "Model":
       UsageError: it cannot be loaded, or does not go with the settings.
     """
     decode.enable_compilation_cache()
-    try:
-        model = load(settings.model, dtype=settings.dtype)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model={settings.model}: {error}") from error
+    model = _load("model", settings.model, settings.dtype)
     if model.tokenizer is None:
         raise UsageError(
             f"--model={settings.model} was saved without a tokenizer, which text needs."
@@ -53,19 +58,45 @@ def load_model(settings: BatchSettings) -> "Model":
     return model
 
 
-def load_draft_params(settings: BatchSettings, model: "Model") -> Params | None:
-    """Loads the parameters of a run's drafter.
+def load_drafter(settings: BatchSettings, model: "Model") -> BoundDrafter:
+    """Makes the drafter of a run, with its datastore or draft model.
 
     Args:
       settings: the run's.
       model: the run's.
 
     Returns:
-      The datastore, or None where the drafter has no parameters.
+      The drafter with its parameters.
 
     Raises:
-      UsageError: it cannot be loaded, or does not go with the model's tokenizer.
+      UsageError: what it needs cannot be loaded, or does not go with the model.
     """
+    if settings.draft_model is None:
+        store = _load_store(settings, model)
+        try:
+            draft, _ = decode.resolve(
+                model, settings.drafter, settings.gamma, settings.rule, store
+            )
+        except ValueError as error:
+            raise UsageError(f"--drafter={settings.drafter}: {error}") from error
+        return draft
+    dtype = settings.draft_dtype or settings.dtype
+    small = _load("draft_model", settings.draft_model, dtype)
+    try:
+        return drafters.from_model(model, small, settings.gamma)
+    except ValueError as error:
+        raise UsageError(f"--draft_model={settings.draft_model}: {error}") from error
+
+
+def _load(flag: str, name: str, dtype: str) -> "Model":
+    try:
+        return load(name, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--{flag}={name}: {error}") from error
+
+
+def _load_store(settings: BatchSettings, model: "Model") -> Params | None:
+    """Loads the datastore; None where the run has none."""
     if settings.datastore is None:
         return None
     meaning = model.need_tokenizer().fingerprint()

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from specjax import verify
 from specjax.batch._constraints import Constraints
 from specjax.batch._errors import RunError, Signals, UsageError
-from specjax.batch._model import load_draft_params, load_model
+from specjax.batch._model import load_drafter, load_model, resolve_name
 from specjax.batch._output import OutputFile, hash_file
 from specjax.batch._prepare import Job, Preparer, error_record
 from specjax.batch._progress import Progress, stats_text
 from specjax.batch._settings import BatchSettings
-from specjax.decode import Completion, Engine, Stats, resolve
+from specjax.decode import Completion, Engine, Stats
 from specjax.text import BadRecord, Record, read_records
-from specjax.weights import KNOWN_MODELS
 
 if TYPE_CHECKING:
     from specjax.weights import Model
@@ -122,13 +122,7 @@ class _Runner:
         out: OutputFile,
         signals: Signals,
     ) -> None:
-        draft, rule = resolve(
-            model,
-            settings.drafter,
-            settings.gamma,
-            settings.rule,
-            load_draft_params(settings, model),
-        )
+        draft = load_drafter(settings, model)
         self._path = path
         self._out = out
         self._signals = signals
@@ -143,7 +137,7 @@ class _Runner:
             self._engine = Engine(
                 model,
                 drafter=draft,
-                rule=rule,
+                rule=verify.by_name(settings.rule),
                 batch_size=settings.batch_size,
                 capacity=needs.capacity,
                 exact=settings.exact,
@@ -246,9 +240,9 @@ def _check_prompts(prompts: Path, output: Path) -> Path:
 def _fingerprint(settings: BatchSettings) -> dict[str, Any]:
     """The settings' fingerprint, the same from whatever directory a model is named."""
     values = settings.fingerprint()
-    path = Path(settings.model).expanduser()
-    if settings.model not in KNOWN_MODELS and path.exists():
-        values["model"] = str(path.resolve())
+    for name in ("model", "draft_model"):
+        if values[name] is not None:
+            values[name] = resolve_name(values[name])
     return values
 
 

@@ -55,6 +55,9 @@ class BatchSettings:
       drafter: name of a drafter.
       datastore: file for the drafter ``suffix``, by ``scripts/build_datastore.py``;
         None is the rows' own text alone.
+      draft_model: a name, path or hub id of the model that the drafter ``model`` drafts
+        with; its tokens must be the target's.
+      draft_dtype: of the draft model's parameters; None is ``dtype``.
       gamma: draft tokens a pass.
       rule: name of a verify rule.
       temperature: 0 is greedy. This and those down to ``json_schema``: a record's
@@ -96,6 +99,8 @@ class BatchSettings:
     model: str = "smollm2-135m-instruct"
     drafter: str = "prompt_lookup"
     datastore: str | None = None
+    draft_model: str | None = None
+    draft_dtype: str | None = None
     gamma: int = 6
     rule: str = "coupled"
     temperature: float = 0.0
@@ -147,10 +152,7 @@ class BatchSettings:
         _check_whole("n_samples", self.n_samples, least=1)
         if self.capacity is not None:
             _check_whole("capacity", self.capacity, least=1)
-        if self.dtype not in DTYPES:
-            raise ValueError(
-                f"dtype {self.dtype!r} is not known; known: {', '.join(DTYPES)}."
-            )
+        _check_dtype("dtype", self.dtype)
         given = self.sampling
         given["logit_bias"] = _from_json("logit_bias", given["logit_bias"])
         if given["logit_bias"] is None:
@@ -159,16 +161,8 @@ class BatchSettings:
         for name, value in check_sampling_settings(given, "flags").items():
             # Plain types, so that a restart compares equal to what JSON gave back.
             object.__setattr__(self, name, value)
-        drafters.check_name(self.drafter, self.gamma)
-        if self.datastore is not None:
-            if not isinstance(self.datastore, str) or not self.datastore:
-                raise ValueError(f"datastore must be a path, got {self.datastore!r}.")
-            if self.drafter != "suffix":
-                raise ValueError(
-                    "datastore goes with drafter 'suffix'; the drafter is "
-                    f"{self.drafter!r}."
-                )
         rule = verify.by_name(self.rule)
+        self._check_drafting()
         if rule.greedy_only and self.temperature > 0:
             raise ValueError(
                 f"rule {self.rule!r} decodes at temperature 0; got "
@@ -180,6 +174,26 @@ class BatchSettings:
                 f"max_new_tokens={self.max_new_tokens}."
             )
 
+    def _check_drafting(self) -> None:
+        for name in ("datastore", "draft_model"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ValueError(f"{name} must be a path, got {value!r}.")
+        has_draft = self.draft_model is not None
+        drafters.check_name(self.drafter, self.gamma, has_draft=has_draft)
+        if self.datastore is not None and self.drafter != "suffix":
+            raise ValueError(
+                "datastore goes with drafter 'suffix'; the drafter is "
+                f"{self.drafter!r}."
+            )
+        if self.draft_dtype is not None:
+            if not has_draft:
+                raise ValueError(
+                    f"draft_dtype={self.draft_dtype!r} is that of a draft model: give "
+                    "draft_model, or leave it out."
+                )
+            _check_dtype("draft_dtype", self.draft_dtype)
+
     @property
     def sampling(self) -> dict[str, Any]:
         """The settings that a record may have of its own."""
@@ -189,6 +203,8 @@ class BatchSettings:
         """Returns what must not change between two runs on one output, as JSON."""
         values = dataclasses.asdict(self)
         del values["batch_size"]
+        if self.draft_model is not None:
+            values["draft_dtype"] = self.draft_dtype or self.dtype
         values["stop"] = list(self.stop)
         values["banned_ids"] = list(self.banned_ids)
         values["logit_bias"] = {str(i): x for i, x in values["logit_bias"].items()}
@@ -242,6 +258,11 @@ def _from_json(name: str, value: object) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} {value!r:.60} is not JSON: {error}.") from None
+
+
+def _check_dtype(name: str, value: object) -> None:
+    if value not in DTYPES:
+        raise ValueError(f"{name} {value!r} is not known; known: {', '.join(DTYPES)}.")
 
 
 def _check_bool(name: str, value: object) -> None:

@@ -2,14 +2,18 @@
 
 import sys
 import time
-from typing import TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
 
 from specjax.batch._constraints import Constraints
 from specjax.batch._errors import UsageError
-from specjax.batch._model import load_draft_params, load_model
+from specjax.batch._model import load_drafter, load_model
 from specjax.batch._progress import stats_text
 from specjax.batch._settings import REQUEST, BatchSettings
-from specjax.decode import Completion, stream
+from specjax.decode import Completion, Controls, stream
+
+if TYPE_CHECKING:
+    from specjax.weights import Model
 
 
 def run_prompt(
@@ -38,47 +42,27 @@ def run_prompt(
     to: TextIO = sys.stdout if out is None else out
     notes = sys.stderr if notes is None else notes
     model = load_model(settings)
-    draft_params = load_draft_params(settings, model)
+    draft = load_drafter(settings, model)
     began = time.perf_counter()
     sampling = settings.sampling
-    try:
-        constraints = Constraints(model, ignore_eos=settings.ignore_eos)
-        controls = constraints.controls(sampling)
-    except ValueError as error:
-        raise UsageError(f"flags: {error}") from error
+    controls = _controls(settings, model)
     try:
         pieces = stream(
             model,
             prompt,
-            drafter=settings.drafter,
-            gamma=settings.gamma,
+            drafter=draft,
             rule=settings.rule,
             chat=settings.chat,
             exact=settings.exact,
             capacity=settings.capacity,
             ignore_eos=settings.ignore_eos,
             controls=controls,
-            draft_params=draft_params,
             **{name: sampling[name] for name in REQUEST},
         )
     except ValueError as error:
         raise UsageError(f"--prompt: {error}") from error
-    first = None
-    completion: Completion
-    while True:
-        try:
-            piece = next(pieces)
-        except StopIteration as end:
-            completion = end.value
-            break
-        if first is None:
-            first = time.perf_counter() - began
-        to.write(piece)
-        to.flush()
+    completion, first = _print(pieces, to, began)
     seconds = time.perf_counter() - began
-    if not completion.text.endswith("\n"):
-        to.write("\n")
-        to.flush()
     if completion.error is not None:
         print(f"error: {completion.error}", file=notes)
         return False
@@ -88,3 +72,32 @@ def run_prompt(
         file=notes,
     )
     return True
+
+
+def _controls(settings: BatchSettings, model: "Model") -> Controls:
+    try:
+        constraints = Constraints(model, ignore_eos=settings.ignore_eos)
+        return constraints.controls(settings.sampling)
+    except ValueError as error:
+        raise UsageError(f"flags: {error}") from error
+
+
+def _print(
+    pieces: Iterator[str], to: TextIO, began: float
+) -> tuple[Completion, float | None]:
+    """Writes text as it comes; returns all of it and the seconds until the first."""
+    first = None
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            completion: Completion = end.value
+            break
+        if first is None:
+            first = time.perf_counter() - began
+        to.write(piece)
+        to.flush()
+    if not completion.text.endswith("\n"):
+        to.write("\n")
+        to.flush()
+    return completion, first

@@ -20,6 +20,7 @@ from specjax.drafters._from_model import (
 )
 from specjax.drafters._model import model
 from specjax.drafters._names import (
+    DRAFT_MODEL,
     REGISTRY,
     SELF_DRAFTS,
     by_name,
@@ -48,6 +49,7 @@ from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import successor_table, token_recycling
 
 __all__ = [
+    "DRAFT_MODEL",
     "REGISTRY",
     "SELF_DRAFTS",
     "BoundDrafter",

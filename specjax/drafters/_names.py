@@ -67,8 +67,11 @@ SELF_DRAFTS: dict[str, SelfDraft] = {
     ),
 }
 
+#: The name of a drafter that a draft model makes (``from_model``).
+DRAFT_MODEL = "model"
 
-def check_name(name: str, gamma: int) -> None:
+
+def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
     """Checks a drafter's name before a model is loaded for it.
 
     Args:
@@ -76,11 +79,22 @@ def check_name(name: str, gamma: int) -> None:
         ``layer_skip:10-14`` leaves out blocks 10 to 14 whole, ``sparse_kv:4-508``
         attends to the first 4 tokens and the last 508.
       gamma: draft tokens a pass.
+      has_draft: whether there is a draft model, for which the name is ``model``.
 
     Raises:
       ValueError: the name is not known or what follows the colon is wrong, or gamma is
-        out of range.
+        out of range; or a draft model is missing, or is there for another name.
     """
+    if has_draft != (name == DRAFT_MODEL):
+        raise ValueError(
+            f"draft_model goes with drafter {DRAFT_MODEL!r}; the drafter is {name!r}."
+            if has_draft
+            else f"drafter {name!r} needs draft_model, a smaller model of the same "
+            "tokens; in Python, drafters.from_model(target, draft, gamma) makes it."
+        )
+    if has_draft:
+        check_gamma(gamma)
+        return
     kind, _, rest = name.partition(":")
     if kind in SELF_DRAFTS:
         check_gamma(gamma)
@@ -95,7 +109,8 @@ def check_name(name: str, gamma: int) -> None:
 
 def usages() -> list[str]:
     """Returns how the drafters' names are written."""
-    return [*sorted(REGISTRY), *(kind.usage for kind in SELF_DRAFTS.values())]
+    own = [kind.usage for kind in SELF_DRAFTS.values()]
+    return [*sorted(REGISTRY), *own, DRAFT_MODEL]
 
 
 def by_name(name: str, gamma: int) -> Drafter:

@@ -54,8 +54,8 @@ def test_one_prompt_is_drafted_from_it_too(settings, tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("abc")
     write_datastore([tmp_path / "a.txt"], store, model=settings.model, size=64)
 
-    def stream(model, prompt, *, draft_params, **options):
-        seen.append((draft_params.size, options["drafter"]))
+    def stream(model, prompt, *, drafter, **options):
+        seen.append((drafter.params.size, drafter.drafter.spec.name))
         raise ValueError("enough")
 
     monkeypatch.setattr("specjax.batch._single.stream", stream)

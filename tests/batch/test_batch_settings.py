@@ -45,6 +45,15 @@ def _read(*args):
         ({"drafter": "nope"}, "known drafters: plain, prompt_lookup"),
         ({"datastore": "a.npz"}, "goes with drafter 'suffix'; .* 'prompt_lookup'"),
         ({"drafter": "suffix", "datastore": ""}, "datastore must be a path, got ''"),
+        ({"drafter": "model"}, "needs draft_model, .* drafters.from_model"),
+        ({"draft_model": "m"}, "goes with drafter 'model'; .* 'prompt_lookup'"),
+        ({"drafter": "model", "draft_model": ""}, "draft_model must be a path, got ''"),
+        ({"drafter": "model", "draft_model": "m", "gamma": 0}, "gamma=0"),
+        ({"draft_dtype": "float32"}, "draft_dtype='float32' is .*: give draft_model"),
+        (
+            {"drafter": "model", "draft_model": "m", "draft_dtype": "int4"},
+            "draft_dtype 'int4' is not known; known: float32, bfloat16",
+        ),
         ({"rule": "nope"}, "known rules: .*coupled, greedy"),
         ({"dtype": "int4"}, "known: float32, bfloat16"),
         ({"gamma": 0}, "gamma"),
@@ -161,6 +170,19 @@ def test_the_datastore_arrives():
     assert settings == BatchSettings(drafter="suffix", datastore="s.npz")
 
 
+def test_the_draft_model_arrives():
+    settings, _ = _read(
+        *("--prompt=hi", "--drafter=model", "--draft_model=small"),
+        *("--draft_dtype=float32", "--rule=rejection"),
+    )
+    assert settings == BatchSettings(
+        drafter="model",
+        draft_model="small",
+        draft_dtype="float32",
+        rule="rejection",
+    )
+
+
 def test_json_flags_may_name_a_file(tmp_path):
     path = tmp_path / "schema.json"
     path.write_text('{"type": "null"}\n')
@@ -212,6 +234,8 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
     assert "batch_size" not in fingerprint
     assert set(SAMPLING) < set(fingerprint)
     assert BatchSettings(batch_size=9).fingerprint() == BatchSettings().fingerprint()
+    draft = BatchSettings(drafter="model", draft_model="m", dtype="float32")
+    assert draft.fingerprint()["draft_dtype"] == "float32"
     many = BatchSettings(
         stop=("a",),
         banned_ids=(1,),
@@ -238,6 +262,9 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
         (["--prompt=hi", "--json_schema={"], "json_schema '{' is not JSON"),
         (["--prompt=hi", "--banned_ids=x"], "banned_ids"),
         (["--prompt=hi", "--forced_ids=1"], "forced_ids"),
+        (["--prompt=hi", "--max_drafts=-1"], "max_drafts must be at least 0"),
+        (["--prompt=hi", "--drafter=model"], "needs draft_model"),
+        (["--prompt=hi", "--draft_model=m"], "goes with drafter 'model'"),
     ],
 )
 def test_wrong_flags_exit_with_status_2(args, message, capsys, monkeypatch):

@@ -36,11 +36,26 @@ def test_a_target_makes_drafters_of_itself_by_name():
         ("bfloat16:1", 3, "write bfloat16"),
         ("sparse_kv:508", 3, "write sparse_kv:SINKS-WINDOW"),
         ("early_exit:1", 0, "gamma=0"),
+        ("model", 3, "'model' needs draft_model, .* drafters.from_model"),
     ],
 )
 def test_wrong_names_say_what_would_be_right(name, gamma, match):
     with pytest.raises(ValueError, match=match):
         drafters.check_name(name, gamma)
+
+
+def test_a_draft_model_goes_with_one_name():
+    drafters.check_name("model", 3, has_draft=True)
+    assert "model" in drafters.usages()
+    for name in ("plain", "early_exit:1", "best"):
+        with pytest.raises(
+            ValueError, match=f"drafter 'model'; the drafter is {name!r}"
+        ):
+            drafters.check_name(name, 3, has_draft=True)
+    with pytest.raises(ValueError, match="gamma=0"):
+        drafters.check_name("model", 0, has_draft=True)
+    with pytest.raises(ValueError, match="needs draft_model"):
+        drafters.for_target("model", 3, MODEL)
 
 
 def test_what_the_target_lacks_is_said_when_it_is_there():
