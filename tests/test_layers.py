@@ -17,6 +17,7 @@ ALLOWED = {
     "sampling": {"ops"},
     "text": set(),
     "theory": set(),
+    "trees": set(),
     "models": {"cache", "sampling", "ops"},
     "drafters": {"sampling", "models", "ops"},
     "verify": {"sampling", "ops"},
