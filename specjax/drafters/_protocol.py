@@ -78,6 +78,11 @@ class Proposal(NamedTuple):
       n_valid: how many of a row's tokens are proposed, [B] in [0, N]; 0 is plain
         decoding for that row.
       confidence: estimated acceptance of each token, [B, N] in [0, 1], or None.
+      parents: of a tree, the token that each token follows, -1 for children of the
+        pending token; parents come first, so that any first ``n_valid`` are a tree as
+        well. Then ``logprobs[:, r]`` is the law that the children of row r of the pass
+        (0: the pending token, j + 1: token j) were drawn from. None for a chain, for
+        which this is the law of token r.
       cache: the target's cache, of a drafter that wrote to it behind the committed
         text (where the pass writes over it), else None.
       hidden: of a drafter with an ``exit_block``: the residual stream before that
@@ -88,6 +93,7 @@ class Proposal(NamedTuple):
     logprobs: Float[Array, "B N V"] | None
     n_valid: Int[Array, " B"]
     confidence: Float[Array, "B N"] | None = None
+    parents: Int[Array, "B N"] | None = None
     cache: Any = None
     hidden: Float[Array, "B N1 D"] | None = None
 

@@ -30,12 +30,17 @@ class ProposalLike(Protocol):
         """How many tokens of each row count."""
         ...
 
+    @property
+    def parents(self) -> Int[Array, "B N"] | None:
+        """Which token each token follows, or None for a chain."""
+        ...
+
 
 class Verdict(NamedTuple):
     """What a rule decided.
 
     Attributes:
-      n_accepted: draft tokens kept, a prefix, [B] in [0, n_valid].
+      n_accepted: draft tokens kept, a prefix or a path, [B] in [0, n_valid].
       next_token: the token after them (correction or bonus), [B].
       info: diagnostics of the rule; unused fields vanish under jit. Chain rules give
         ``accept_prob`` [B, N], the probability that position i is accepted given
@@ -48,11 +53,14 @@ class Verdict(NamedTuple):
           position i's own test, where that is not ``accept_prob``;
         * ``row_weights`` [B, N, V]: where a position has no test of its own but a
           token drawn with ``noise.accept[:, i]``, that token's unnormalised law.
+      path: of a tree, the nodes kept, from the pending token's child down; -1 from
+        ``n_accepted`` on. None: the proposal is a chain, and a prefix is kept.
     """
 
     n_accepted: Int[Array, " B"]
     next_token: Int[Array, " B"]
     info: dict[str, Array]
+    path: Int[Array, "B N"] | None = None
 
 
 class Evidence(NamedTuple):
