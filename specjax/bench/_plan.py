@@ -70,7 +70,8 @@ class Costs:
       verify_cost: v, one number for all widths, or by gamma from 0 on.
       by_batch: v of a (gamma + 1)-row pass by batch, each over the one-row pass of the
         same batch; empty where not known.
-      one_row_s: seconds of the one-row pass at batch 1, or None where not known.
+      one_row_s: seconds of a pass of one row a sequence, at the batch that the costs
+        were measured at, or None where not known.
     """
 
     cost_ratio: float

@@ -38,7 +38,12 @@ _LEAST_S = 0.02
 
 
 def draft_case(
-    model: "Model", drafter: Drafter | BoundDrafter, *, capacity: int, length: int
+    model: "Model",
+    drafter: Drafter | BoundDrafter,
+    *,
+    capacity: int,
+    length: int,
+    batch: int = 1,
 ) -> Case:
     """Times a drafter alone, asked again and again after the same text.
 
@@ -53,12 +58,13 @@ def draft_case(
       drafter: the drafter, of gamma >= 1.
       capacity: of the slot.
       length: tokens of the text.
+      batch: rows, all of the same text.
 
     Returns:
       The case: seconds of one ``propose``, all gamma drafts of it.
     """
     drafter, draft_params = unbind(drafter, None)
-    filled = _prefilled(model, drafter, capacity, length, draft_params)
+    filled = _prefilled(model, drafter, capacity, length, draft_params, batch)
     own_cache = bool(drafter.spec.on_target)
     # What the loop changes is donated, as in decoding: a cache is not copied.
     held = [(filled.tokens, filled.draft, filled.cache if own_cache else ())]
@@ -109,19 +115,21 @@ def _prefilled(
     capacity: int,
     length: int,
     draft_params: Params | None,
+    batch: int,
 ) -> DecodeState:
-    """Gives the state of decoding after a prompt of some length."""
+    """Gives the state of decoding after a prompt of some length, in every row."""
     engine = Engine(
         model,
         drafter=drafter,
         rule=verify.coupled,
-        batch_size=1,
+        batch_size=batch,
         capacity=capacity,
         draft_params=draft_params,
     )
     ids = tuple(map(int, prompt_ids(model, length)))
     n_new = drafter.spec.gamma + 1  # room for all drafts
-    engine.submit(Request(prompt_ids=ids, max_new_tokens=n_new, ignore_eos=True))
+    for _ in range(batch):
+        engine.submit(Request(prompt_ids=ids, max_new_tokens=n_new, ignore_eos=True))
     engine.admit()
     engine.wait()
     return engine.state
@@ -133,6 +141,7 @@ def measure_costs(
     *,
     max_gamma: int,
     n_context: int,
+    batch: int = 1,
     batches: Sequence[int] = (1,),
     rounds: int = 3,
     cost_ratio: float | None = None,
@@ -151,6 +160,8 @@ def measure_costs(
         0, in its coupled form.
       max_gamma: the longest draft to consider.
       n_context: tokens in the cache.
+      batch: sequences side by side, at which c and v by width are measured; rows are
+        then those of each sequence.
       batches: at which v of gamma + 1 rows is measured.
       rounds: repetitions.
       cost_ratio: c where it is known.
@@ -165,37 +176,38 @@ def measure_costs(
     bare, params = unbind(drafter, None)
     bare = match_noise(bare, verify.coupled.noise)
     gamma, capacity = bare.spec.gamma, pass_capacity(model, n_context, max_gamma)
-    widths, pairs = [1], [(1, 1)]
+    at = {"capacity": capacity, "length": n_context}
+    widths, pairs = [1], [(batch, 1)]
     if verify_cost is None:
         widths = _widths(gamma, max_gamma)
-        pairs = [(1, width) for width in widths]
-        pairs += [(b, width) for b in batches if b > 1 for width in (1, gamma + 1)]
-    cases = {
-        (batch, width): bare_pass(
-            model,
-            width=width,
-            capacity=capacity,
-            length=n_context,
-            batch=batch,
-            start=bare.spec.exit_block if width > 1 else 0,
-        )
-        for batch, width in pairs
-    }
+        pairs = [(batch, width) for width in widths]
+        pairs += [(b, width) for b in batches for width in (1, gamma + 1)]
+    cases = _pass_cases(model, bare.spec.exit_block, pairs, **at)
     timed = [*cases.values()]
     if cost_ratio is None:
-        bound = BoundDrafter(bare, params)
-        timed += [draft_case(model, bound, capacity=capacity, length=n_context)]
+        timed += [draft_case(model, BoundDrafter(bare, params), batch=batch, **at)]
     seconds = interleave(timed, n=_PASSES, rounds=rounds)
     of = lambda *pair: seconds[cases[pair].name]
-    ratio = lambda batch, width: median_ratio(of(batch, width), of(batch, 1))
+    ratio = lambda b, width: median_ratio(of(b, width), of(b, 1))
     if cost_ratio is None:
-        cost_ratio = median_ratio(seconds[timed[-1].name], of(1, 1)) / gamma
+        cost_ratio = median_ratio(seconds[timed[-1].name], of(batch, 1)) / gamma
     by_batch = {}
     if verify_cost is None:
-        times = [ratio(1, width) for width in widths]
+        times = [ratio(batch, width) for width in widths]
         verify_cost = tuple(map(float, verify_cost_from_times(widths, times)))
         by_batch = {b: ratio(b, gamma + 1) for b in batches}
-    return Costs(cost_ratio, verify_cost, by_batch, statistics.median(of(1, 1)))
+    return Costs(cost_ratio, verify_cost, by_batch, statistics.median(of(batch, 1)))
+
+
+def _pass_cases(
+    model: "Model", exit_block: int, pairs: Iterable[tuple[int, int]], **at: int
+) -> dict[tuple[int, int], Case]:
+    """Makes the cases of passes by (batch, width); wide ones begin where drafts end."""
+    entry = lambda width: exit_block if width > 1 else 0
+    return {
+        (b, w): bare_pass(model, width=w, batch=b, start=entry(w), **at)
+        for b, w in pairs
+    }
 
 
 def pass_capacity(model: "Model", n_context: int, max_gamma: int) -> int:

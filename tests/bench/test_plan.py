@@ -258,6 +258,39 @@ def test_what_does_not_fit_is_said_before_measuring(model):
         bench.Decoding(model, [], {"x": [(1,) * 600]}, max_new_tokens=24)
 
 
+def test_costs_are_those_of_a_batch(model, monkeypatch):
+    asked = []
+
+    def draft_case(model, drafter, **options):
+        asked.append((drafter.params, options["batch"]))
+        return bench.Case("draft", lambda n: 0.0)
+
+    def interleave(cases, *, n, rounds):
+        rows = {1: 2.0, 2: 3.0, 3: 5.0}
+        name = lambda b, w: f"bare forward, {b} x {w} rows"
+        times = {name(4, w): [x] * rounds for w, x in rows.items()}
+        times |= {name(1, w): [1.0 * w] * rounds for w in rows} | {"draft": [0.8] * 3}
+        return {case.name: times[case.name] for case in cases}
+
+    monkeypatch.setattr("specjax.bench._plan_measure.draft_case", draft_case)
+    monkeypatch.setattr("specjax.bench._plan_measure.interleave", interleave)
+    draft = drafters.BoundDrafter(drafters.suffix(2), "a datastore")
+    at = dict(max_gamma=2, n_context=50)
+    costs = bench.measure_costs(model, draft, batch=4, batches=(4,), **at)
+    assert costs == Costs(0.2, (1.0, 1.5, 2.5), {4: 2.5}, 2.0)
+    assert asked == [("a datastore", 4)]
+    costs = bench.measure_costs(model, draft.drafter, batches=(1, 4), **at)
+    assert costs == Costs(0.4, (1.0, 2.0, 3.0), {1: 3.0, 4: 2.5}, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer_skip:1", "prompt_lookup"])
+def test_drafters_are_timed_on_their_own(model, name):
+    draft = drafters.for_target(name, 2, model)
+    case = bench.draft_case(model, draft, capacity=112, length=20, batch=2)
+    assert case.run(1) > 0
+
+
 def test_costs_are_what_an_adaptive_drafter_takes():
     assert Costs(0.1, (1.0, 1.2, 1.4)).pass_costs(1) == PassCosts(0.1, (1.0, 1.2))
     assert Costs(0.0, 1.5).pass_costs(2) == PassCosts(0.0, (1.0, 1.5, 1.5))
