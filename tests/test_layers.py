@@ -12,15 +12,15 @@ ROOT = pathlib.Path(specjax.__file__).parent
 # Which rooms a room may import, itself and ``typing`` always being allowed.
 ALLOWED = {
     "typing": set(),
-    "ops": set(),
+    "ops": {"trees"},
     "cache": {"ops"},
-    "sampling": {"ops"},
+    "sampling": {"ops", "trees"},
     "text": set(),
     "theory": set(),
     "trees": set(),
-    "models": {"cache", "sampling", "ops"},
-    "drafters": {"sampling", "models", "ops"},
-    "verify": {"sampling", "ops"},
+    "models": {"cache", "sampling", "ops", "trees"},
+    "drafters": {"sampling", "models", "ops", "trees"},
+    "verify": {"sampling", "ops", "trees"},
     "sharding": {"models", "cache", "ops"},
     "weights": {"models", "text", "sharding", "ops"},
     "decode": {
@@ -31,6 +31,7 @@ ALLOWED = {
         "sampling",
         "sharding",
         "text",
+        "trees",
         "verify",
         "weights",
     },

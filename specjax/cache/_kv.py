@@ -135,6 +135,36 @@ def commit(cache: KVCache, n: Int[Array, " B"]) -> KVCache:
     return cache.replace(length=cache.length + n)
 
 
+def gather_path(cache: KVCache, path: Int[Array, "B D"], n_nodes: int) -> KVCache:
+    """Moves a pass's kept nodes to where a chain of them would stand.
+
+    Of a pass that wrote a tree behind the length (the pending token, then the nodes),
+    node ``path[b, i]`` goes to slot length + 1 + i. Whole rows move, in place, and
+    nothing but the pass's own slots is touched.
+
+    Args:
+      cache: after the pass, its lengths not yet moved.
+      path: nodes kept, from the top down; what stands at -1 entries is of no interest.
+      n_nodes: of the pass.
+
+    Returns:
+      The cache; a commit of the path's length and one makes the path part of the text.
+    """
+    if not path.shape[1]:
+        return cache
+    index = jnp.maximum(path, 0)
+
+    def move(x: Array) -> Array:
+        for r in range(path.shape[0]):
+            start = (r, 0, cache.length[r] + 1, 0)
+            nodes = lax.dynamic_slice(x, start, (1, x.shape[1], n_nodes, x.shape[3]))
+            kept = jnp.take(nodes, index[r], axis=2)
+            x = lax.dynamic_update_slice(x, kept, start)
+        return x
+
+    return cache.replace(layers=jax.tree.map(move, cache.layers))
+
+
 def copy_row(
     cache: KVCache,
     source: Int[Array, ""],

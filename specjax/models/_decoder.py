@@ -16,6 +16,7 @@ from specjax.models._rope import rope_tables, rotate
 from specjax.ops.attention import cached_attention
 from specjax.ops.linear import KernelLayout, linear, linear_group
 from specjax.ops.rows import row_sum
+from specjax.trees import PassLayout
 from specjax.typing import Array, Float, Int
 
 
@@ -183,6 +184,7 @@ class Attention(nnx.Module):
         length: Int[Array, " R"],
         row: Int[Array, ""] | None,
         budget: KVBudget | None,
+        layout: PassLayout | None,
     ) -> tuple[Float[Array, "R T D"], kv.LayerKV]:
         """Writes the rows' keys and values, then attends over the cache."""
         config = self.config
@@ -206,6 +208,7 @@ class Attention(nnx.Module):
             scale=head**-0.5,
             window=window,
             sinks=sinks,
+            layout=layout,
             row=row,
         )
         return self.o(out.reshape(*lead, -1)), layer
@@ -290,6 +293,7 @@ class Decoder(nnx.Module):
         taps: tuple[int, ...] = (),
         skip: LayerSkip = NO_SKIP,
         budget: KVBudget | None = None,
+        layout: PassLayout | None = None,
     ) -> tuple[Float[Array, "R T D"], tuple[Array, ...], kv.KVCache]:
         """Runs blocks [start, stop) on rows at each row's committed length.
 
@@ -302,13 +306,20 @@ class Decoder(nnx.Module):
           taps: blocks whose output is returned.
           skip: sublayers left out; their part of the cache stays as it is.
           budget: what attention sees of the text; None is all.
+          layout: of rows that are a tree; None is a chain.
 
         Returns:
           The residual stream after the last block, the tapped outputs in the
           order of ``taps``, and the cache.
         """
         length = cache.length if row is None else cache.length[row][None]
-        positions = length[:, None] + jnp.arange(x.shape[1])[None, :]
+        if layout is not None and layout.offsets.shape[-1] != x.shape[1]:
+            raise ValueError(
+                f"A layout of {layout.offsets.shape[-1]} rows is not that of a pass of "
+                f"{x.shape[1]}: a tree of N nodes has N + 1, the pending token first."
+            )
+        offsets = jnp.arange(x.shape[1]) if layout is None else layout.offsets
+        positions = length[:, None] + jnp.broadcast_to(offsets, x.shape[:2])
         cos, sin = rope_tables(self.config.rope, self.config.head_width, positions)
         layers = list(cache.layers)
         tapped: dict[int, Array] = {}
@@ -318,7 +329,7 @@ class Decoder(nnx.Module):
             with jax.named_scope(f"block_{i}"):
                 if i not in skip.attention:
                     x, layers[i] = block.attend(
-                        x, cos, sin, layers[i], length, row, budget
+                        x, cos, sin, layers[i], length, row, budget, layout
                     )
                 if i not in skip.ff:
                     x = block.feed_forward(x)

@@ -71,17 +71,22 @@ class Target(NamedTuple):
     Attributes:
       spec: static facts.
       init_cache: (batch, capacity) -> cache.
-      forward: (params, tokens [R, T], cache, *, row=None, with_logits=True) ->
-        (float32 logits [R, T, V] or None, Features, cache). Row t of a pass is the
-        token at position length + t; keys and values are written there and
+      forward: (params, tokens [R, T], cache, *, row=None, with_logits=True,
+        layout=None) -> (float32 logits [R, T, V] or None, Features, cache). Row t of a
+        pass is the token at position length + t; keys and values are written there and
         ``length`` does not move. With ``row``, R is 1 and the pass belongs to that
-        batch row. Token ids must be inside the vocabulary.
+        batch row. With a ``trees.PassLayout`` row t stands at length + offsets[t], is
+        still written at length + t, and sees the rows of the pass that the mask names.
+        Token ids must be inside the vocabulary.
       commit: (cache, n [B]) -> cache; moves the lengths by n.
       reset_row: (cache, row) -> cache; empties one row.
       copy_row: (cache, source, row, length) -> cache; the row then holds the first
         ``length`` tokens of the source row, which holds at least as many; 0 empties
         it.
       halves: the forward in two halves, None where it cannot be cut.
+      gather_path: (cache, path [B, D], n_nodes) -> cache; after a pass over a tree of
+        so many nodes and before ``commit``: puts the nodes of each row's path where a
+        chain of them would stand; None for targets that score chains only.
     """
 
     spec: TargetSpec
@@ -91,6 +96,7 @@ class Target(NamedTuple):
     reset_row: Callable[..., Any]
     copy_row: Callable[..., Any]
     halves: Halves | None = None
+    gather_path: Callable[..., Any] | None = None
 
 
 @functools.cache
@@ -130,10 +136,16 @@ def decoder_target(
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
-    def forward(params, tokens, cache, *, row=None, with_logits=True):
+    def forward(params, tokens, cache, *, row=None, with_logits=True, layout=None):
         model = merged(params)
         x, tapped, cache = model.run_blocks(
-            model.embed(tokens), cache, row=row, taps=taps, skip=skip, budget=budget
+            model.embed(tokens),
+            cache,
+            row=row,
+            taps=taps,
+            skip=skip,
+            budget=budget,
+            layout=layout,
         )
         hidden = model.final_norm(x)
         logits = model.logits(hidden) if with_logits else None
@@ -182,6 +194,7 @@ def decoder_target(
         kv.reset_row,
         kv.copy_row,
         Halves(begin, read, finish, config.n_layers) if whole else None,
+        kv.gather_path,
     )
 
 

@@ -80,13 +80,21 @@ def _target(vocab_size: int) -> Target:
             length=jnp.zeros((batch,), jnp.int32),
         )
 
-    def forward(params, tokens, cache, *, row=None, with_logits=True):
+    def forward(params, tokens, cache, *, row=None, with_logits=True, layout=None):
         rows = jnp.arange(tokens.shape[0]) if row is None else row[None]
         position = cache.length[rows][:, None] + jnp.arange(tokens.shape[1])[None, :]
         stored = cache.tokens.at[rows[:, None], position].set(tokens)
         own, position = stored[rows], position - 1
         before = jnp.take_along_axis(own, jnp.maximum(position, 0), axis=1)
         before = jnp.where(position < 0, 0, before)
+        if layout is not None:
+            # The last of the others that a row sees is the one it follows.
+            size = tokens.shape[1]
+            others = layout.mask & ~jnp.eye(size, dtype=bool)
+            follows = jnp.max(jnp.where(others, jnp.arange(size), -1), axis=-1)
+            follows = jnp.broadcast_to(follows, tokens.shape)
+            inside = jnp.take_along_axis(tokens, jnp.maximum(follows, 0), axis=1)
+            before = jnp.where(follows >= 0, inside, before)
         logits: Float[Array, "R T V"] | None = None
         if with_logits:
             logits = params["table"][before, tokens]
@@ -99,6 +107,13 @@ def _target(vocab_size: int) -> Target:
     def reset_row(cache: TableCache, row: Int[Array, ""]) -> TableCache:
         return cache.replace(length=cache.length.at[row].set(0))
 
+    def gather_path(cache: TableCache, path: Array, n_nodes: int) -> TableCache:
+        first = cache.length[:, None] + 1
+        kept = jnp.take_along_axis(cache.tokens, first + jnp.maximum(path, 0), axis=1)
+        at = first + jnp.arange(path.shape[1])[None, :]
+        rows = jnp.arange(path.shape[0])[:, None]
+        return cache.replace(tokens=cache.tokens.at[rows, at].set(kept))
+
     def copy_row(cache, source, row, length):
         return jax.tree.map(lambda x: x.at[row].set(x[source]), cache).replace(
             length=cache.length.at[row].set(length)
@@ -106,4 +121,5 @@ def _target(vocab_size: int) -> Target:
 
     # A token of it is one number, whatever the table: tables share their caches.
     spec = TargetSpec(vocab_size, max_context=512, width=1, cache_shape=(1,))
-    return Target(spec, init_cache, forward, commit, reset_row, copy_row)
+    functions = init_cache, forward, commit, reset_row, copy_row
+    return Target(spec, *functions, gather_path=gather_path)

@@ -2,6 +2,7 @@
 
 from specjax.ops.attention.xla import KV_BLOCK, blocked_attention
 from specjax.ops.platform import is_row_invariant
+from specjax.trees import PassLayout
 from specjax.typing import Array, Float, Int
 
 __all__ = ["KV_BLOCK", "cached_attention"]
@@ -20,6 +21,7 @@ def cached_attention(
     scale: float,
     window: int | None = None,
     sinks: int = 0,
+    layout: PassLayout | None = None,
     row: Int[Array, ""] | None = None,
 ) -> Float[Array, "R T H M"]:
     """Attends from T new rows to the cache, touching only its live part.
@@ -37,6 +39,8 @@ def cached_attention(
       scale: factor on the scores.
       window: sliding window in tokens, or None.
       sinks: with a window, first tokens of the text that are seen besides it.
+      layout: of a pass over a tree: which of the new rows each new row sees, and how
+        far behind ``length`` it stands. None: a chain, each one further than the last.
       row: which batch row of the cache the queries belong to (then R is 1);
         None when the queries are the whole batch (R is B).
 
@@ -66,6 +70,7 @@ def cached_attention(
         scale=scale,
         window=window,
         sinks=sinks if window is not None else 0,
+        layout=layout,
         row=row,
         tile_rows=_INVARIANT_ROWS if is_row_invariant() else None,
     )

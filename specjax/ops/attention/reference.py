@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from specjax.trees import PassLayout
 from specjax.typing import Array, Float, Int
 
 
@@ -14,6 +15,7 @@ def cached_attention_reference(
     scale: float,
     window: int | None = None,
     sinks: int = 0,
+    layout: PassLayout | None = None,
 ) -> Float[Array, "R T H M"]:
     """Attends from T new rows to the cache, which holds them already.
 
@@ -29,6 +31,8 @@ def cached_attention_reference(
       scale: factor on the scores.
       window: sliding window in tokens, or None.
       sinks: with a window, first tokens of the text that are seen besides it.
+      layout: of a pass over a tree. Row t then stands at ``length[r] + offsets[t]``,
+        and of the new rows it sees those that its mask names.
 
     Returns:
       Attention output, float32.
@@ -39,10 +43,20 @@ def cached_attention_reference(
     scores = jnp.einsum("rtkgm,rksm->rktgs", q, keys.astype(jnp.float32)) * scale
     slot = jnp.arange(slots)
     position = length[:, None] + jnp.arange(n_new)[None, :]
+    stands = jnp.broadcast_to(slot, (n_rows, slots))
     seen = slot[None, None, :] <= position[:, :, None]
+    if layout is not None:
+        mask = jnp.broadcast_to(jnp.asarray(layout.mask), (n_rows, n_new, n_new))
+        offsets = jnp.broadcast_to(jnp.asarray(layout.offsets), (n_rows, n_new))
+        position = length[:, None] + offsets
+        own = slot[None, :] - length[:, None]
+        new, own = (own >= 0) & (own < n_new), jnp.clip(own, 0, n_new - 1)
+        named = jnp.take_along_axis(mask, own[:, None, :], axis=2)
+        seen = jnp.where(new[:, None], named, slot < length[:, None, None])
+        stands = jnp.where(new, jnp.take_along_axis(position, own, axis=1), stands)
     if window is not None:
-        near = slot[None, None, :] > position[:, :, None] - window
-        seen &= near | (slot < sinks)
+        near = stands[:, None, :] > position[:, :, None] - window
+        seen &= near | (stands < sinks)[:, None, :]
     scores = jnp.where(seen[:, None, :, None, :], scores, -jnp.inf)
     scores = scores - jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores)

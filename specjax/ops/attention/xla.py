@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax.ops.rows import row_sum
+from specjax.trees import PassLayout
 from specjax.typing import Array, Float, Int
 
 #: Cache slots a loop trip visits. Small enough that a short row costs little,
@@ -28,6 +29,7 @@ def blocked_attention(
     scale: float,
     window: int | None,
     sinks: int,
+    layout: PassLayout | None,
     row: Int[Array, ""] | None,
     tile_rows: int | None,
 ) -> Float[Array, "R T H M"]:
@@ -53,7 +55,18 @@ def blocked_attention(
     rows = n_new * group
     q = q.astype(jnp.float32).reshape(n_rows, n_new, n_kv, group, width)
     q = q.transpose(0, 2, 1, 3, 4).reshape(n_rows, n_kv, rows, width) * scale
-    position = length[:, None] + jnp.repeat(jnp.arange(n_new), group)[None, :]
+    if layout is None:
+        offsets = jnp.arange(n_new)[None, :]
+    else:
+        offsets = jnp.broadcast_to(jnp.asarray(layout.offsets), (n_rows, n_asked))
+        offsets = jnp.pad(offsets, ((0, 0), (0, n_new - n_asked)))
+        named = jnp.broadcast_to(jnp.asarray(layout.mask), (n_rows, n_asked, n_asked))
+        if window is not None:
+            apart = offsets[:, :n_asked, None] - offsets[:, None, :n_asked]
+            stands = length[:, None] + offsets[:, :n_asked]
+            named &= (apart < window) | (stands < sinks)[:, None, :]
+        named = jnp.pad(named, ((0, 0), (0, n_new - n_asked), (0, 0)))
+    position = length[:, None] + jnp.repeat(offsets, group, axis=1)
     end = length + n_asked
 
     n_sinks = -(-sinks // KV_BLOCK)
@@ -96,10 +109,19 @@ def blocked_attention(
         # Slots beyond the row's end hold leftovers; zero times NaN is NaN.
         v = jnp.where((slot < end[:, None])[:, None, :, None], v, 0.0)
         scores = product(q, k, 3)
-        seen = slot[:, None, :] <= position[:, :, None]
+        if layout is None:
+            seen = slot[:, None, :] <= position[:, :, None]
+        else:
+            seen = (slot < length[:, None])[:, None, :]
         if window is not None:
             near = slot[:, None, :] > position[:, :, None] - window
             seen &= near | (slot < sinks)[:, None, :]
+        if layout is not None:
+            own = slot - length[:, None]
+            index = jnp.clip(own, 0, n_asked - 1)[:, None, :]
+            new = jnp.take_along_axis(named, index, axis=2)
+            new &= ((own >= 0) & (own < n_asked))[:, None, :]
+            seen |= jnp.repeat(new, group, axis=1)
         scores = jnp.where(seen[:, None], scores, _MASKED)
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - new_peak[..., None])
