@@ -19,6 +19,8 @@ def get_config() -> ConfigDict:
     config.datastore = config_dict.placeholder(str)  # for the drafter suffix
     config.draft_model = config_dict.placeholder(str)  # for the drafter model
     config.draft_dtype = config_dict.placeholder(str)  # None: that of dtype
+    config.adaptive = False
+    config.costs = config_dict.placeholder(str)  # for adaptive; None: measured
     config.gamma = 6
     config.rule = "coupled"
     config.exact = False

@@ -47,12 +47,18 @@ answered so far where there are any, and the run goes on. "stats" count every to
 was committed, also those after a stop string until it was seen, which depends on the
 batch.
 
---drafter=model drafts with --draft_model, another model of the same tokens.
+--drafter=model drafts with --draft_model, another model of the same tokens. --adaptive
+drafts as much as pays, by each row's acceptance and the costs of passes. These are
+measured at the start (a minute, the first time); --costs=FILE keeps them, and is read
+where it is there. It belongs to one model, drafter, gamma, dtype, batch size (1 for
+--prompt) and kind of device, and a run of others is refused.
 
 A run that was ended at any time goes on with the same command; error records count as
 done. out.jsonl.meta.json holds the settings and the hash of the prompts; a run with
-others is refused, but --batch_size may differ. It never changes a text with --exact;
-without, it can where two tokens are equally probable up to rounding.
+others is refused, but --batch_size may differ, and the costs. They never change a text
+with --exact; without, they can where two tokens are equally probable up to rounding.
+Only rules other than coupled and greedy, whose texts depend on what was drafted, need
+--costs for --adaptive, and the same costs again.
 
 Exit status: 0 done, 1 some records have errors or the run broke off, 2 refused before
 any work, 130 and 143 ended by SIGINT and SIGTERM.

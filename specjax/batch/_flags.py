@@ -61,6 +61,13 @@ def _define_run(define: Callable[..., None]) -> None:
     define("string", "datastore", "File of scripts/build_datastore.py, for suffix.")
     define("string", "draft_model", "Name, path or hub id, for the drafter model.")
     define("string", "draft_dtype", "Type of its parameters; unset: that of --dtype.")
+    define("bool", "adaptive", "Draft as much as pays, by acceptance and costs.")
+    define(
+        "string",
+        "costs",
+        "File of costs for --adaptive: read, or written where it is not there; unset: "
+        "they are measured at each start.",
+    )
     define("integer", "gamma", "Draft tokens a pass.")
     define("string", "rule", f"Verify rule: {names(verify.REGISTRY)}.")
     define("integer", "batch_size", "Prompts decoded side by side (--prompts only).")

@@ -66,7 +66,7 @@ def load_drafter(settings: BatchSettings, model: "Model") -> BoundDrafter:
       model: the run's.
 
     Returns:
-      The drafter with its parameters.
+      The drafter, not adaptive yet.
 
     Raises:
       UsageError: what it needs cannot be loaded, or does not go with the model.

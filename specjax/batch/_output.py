@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specjax.batch._errors import RunError, UsageError
+from specjax.drafters import PassCosts
 
 _FORMAT = 1
 
@@ -102,20 +103,41 @@ class OutputFile:
         """Error records among those done."""
         return sum(done.failed for done in self.done.values())
 
-    def begin(self, batch_size: int) -> None:
+    def begin(
+        self,
+        batch_size: int,
+        costs: PassCosts | None = None,
+        *,
+        same_costs: bool = False,
+    ) -> None:
         """Writes the meta file; to be called before the first ``append``.
 
         Args:
           batch_size: of this run; it is noted, not compared.
+          costs: that this run's drafts go by, likewise.
+          same_costs: whether they must be those of the runs before, as the ids depend
+            on them.
 
         Raises:
-          UsageError: it cannot be written.
+          UsageError: it cannot be written, or the costs are others.
         """
+        noted = None
+        if costs is not None:
+            noted = {"draft": costs.draft, "verify": list(costs.verify)}
+        if same_costs and self._runs and self._runs[-1].get("costs") != noted:
+            raise UsageError(
+                f"{self.path} was begun with other costs of passes, which its rule's "
+                "ids depend on. Give the --costs and --batch_size that it was begun "
+                f"with ({self._meta_path.name} has them), or another --output."
+            )
         meta = {
             "format": _FORMAT,
             "settings": self._fingerprint,
             "prompts_sha256": self.sha256,
-            "runs": [*self._runs, {**_provenance(), "batch_size": batch_size}],
+            "runs": [
+                *self._runs,
+                {**_provenance(), "batch_size": batch_size, "costs": noted},
+            ],
         }
         try:
             _write_atomically(self._meta_path, json.dumps(meta, indent=2) + "\n")

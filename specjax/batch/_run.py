@@ -11,6 +11,7 @@ import jax
 
 from specjax import verify
 from specjax.batch._constraints import Constraints
+from specjax.batch._costs import make_adaptive, measure_costs, read_costs
 from specjax.batch._errors import RunError, Signals, UsageError
 from specjax.batch._model import load_drafter, load_model, resolve_name
 from specjax.batch._output import OutputFile, hash_file
@@ -18,6 +19,7 @@ from specjax.batch._prepare import Job, Preparer, error_record
 from specjax.batch._progress import Progress, stats_text
 from specjax.batch._settings import BatchSettings
 from specjax.decode import Completion, Engine, Stats
+from specjax.drafters import PassCosts
 from specjax.text import BadRecord, Record, read_records
 
 if TYPE_CHECKING:
@@ -83,9 +85,14 @@ def run_file(
         _tell_resumed(out, n_records)
         progress = Progress(n_records, n_resumed, out.n_failed)
         if n_resumed < n_records:
+            costs = read_costs(settings, settings.batch_size)
             model = load_model(settings)
-            runner = _Runner(model, settings, path, out, signals or Signals())
-            out.begin(settings.batch_size)
+            runner = _Runner(model, settings, costs, path, out, signals or Signals())
+            out.begin(
+                settings.batch_size,
+                runner.costs,
+                same_costs=settings.ids_follow_drafts,
+            )
             with progress:
                 runner.run(progress)
             if hash_file(path) != out.sha256:
@@ -112,17 +119,23 @@ def run_file(
 
 
 class _Runner:
-    """Feeds an engine from a prompt file and writes what comes out."""
+    """Feeds an engine from a prompt file and writes what comes out.
+
+    Attributes:
+      costs: of passes, where drafts are as long as pays; else None.
+    """
 
     def __init__(
         self,
         model: "Model",
         settings: BatchSettings,
+        costs: PassCosts | None,
         path: Path,
         out: OutputFile,
         signals: Signals,
     ) -> None:
         draft = load_drafter(settings, model)
+        self.costs = costs
         self._path = path
         self._out = out
         self._signals = signals
@@ -134,6 +147,15 @@ class _Runner:
         needs = self._preparer.needs(read_records(path))
         _tell_constraints(self._preparer.constraints)
         try:
+            if settings.adaptive:
+                self.costs = costs or measure_costs(
+                    settings,
+                    model,
+                    draft,
+                    batch_size=settings.batch_size,
+                    capacity=needs.capacity,
+                )
+                draft = make_adaptive(settings, draft, self.costs)
             self._engine = Engine(
                 model,
                 drafter=draft,

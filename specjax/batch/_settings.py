@@ -58,6 +58,10 @@ class BatchSettings:
       draft_model: a name, path or hub id of the model that the drafter ``model`` drafts
         with; its tokens must be the target's.
       draft_dtype: of the draft model's parameters; None is ``dtype``.
+      adaptive: draft as much as pays, by each row's acceptance and what passes cost.
+      costs: file of those costs, read where it is there and else written after they
+        were measured; None measures at each start. It belongs to one model, drafter,
+        gamma, dtype, batch size and device.
       gamma: draft tokens a pass.
       rule: name of a verify rule.
       temperature: 0 is greedy. This and those down to ``json_schema``: a record's
@@ -101,6 +105,8 @@ class BatchSettings:
     datastore: str | None = None
     draft_model: str | None = None
     draft_dtype: str | None = None
+    adaptive: bool = False
+    costs: str | None = None
     gamma: int = 6
     rule: str = "coupled"
     temperature: float = 0.0
@@ -142,7 +148,7 @@ class BatchSettings:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{name} must be a name, got {value!r}.")
-        for name in ("exact", "ignore_eos", "ids", "logprobs"):
+        for name in ("adaptive", "exact", "ignore_eos", "ids", "logprobs"):
             _check_bool(name, getattr(self, name))
         if self.chat is not None:
             _check_bool("chat", self.chat)
@@ -175,7 +181,7 @@ class BatchSettings:
             )
 
     def _check_drafting(self) -> None:
-        for name in ("datastore", "draft_model"):
+        for name in ("datastore", "draft_model", "costs"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ValueError(f"{name} must be a path, got {value!r}.")
@@ -193,6 +199,28 @@ class BatchSettings:
                     "draft_model, or leave it out."
                 )
             _check_dtype("draft_dtype", self.draft_dtype)
+        if self.adaptive and self.drafter == "plain":
+            raise ValueError(
+                "adaptive chooses draft lengths, and drafter 'plain' drafts nothing: "
+                "give another drafter, or leave adaptive out."
+            )
+        if self.adaptive and self.ids_follow_drafts and self.costs is None:
+            raise ValueError(
+                f"rule {self.rule!r} draws other ids where drafts are of other "
+                "lengths, which costs measured at each start would change: give "
+                "costs, a file that keeps them, or use rule 'coupled'."
+            )
+        if self.costs is not None and not self.adaptive:
+            raise ValueError(
+                f"costs={self.costs!r} are those that adaptive drafting goes by: give "
+                "adaptive, or leave costs out."
+            )
+
+    @property
+    def ids_follow_drafts(self) -> bool:
+        """Whether other drafts can give other ids, even of the same law."""
+        rule = verify.by_name(self.rule)
+        return not rule.lossless or rule.noise == "uniform"
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -203,6 +231,11 @@ class BatchSettings:
         """Returns what must not change between two runs on one output, as JSON."""
         values = dataclasses.asdict(self)
         del values["batch_size"]
+        # Costs choose draft lengths, and ids do not depend on those: under exact never,
+        # else as little as on the batch size. Measured anew they are never the same,
+        # and a run must be able to go on. Where ids do (``ids_follow_drafts``), there
+        # is a file of costs, which ``OutputFile.begin`` compares.
+        del values["costs"]
         if self.draft_model is not None:
             values["draft_dtype"] = self.draft_dtype or self.dtype
         values["stop"] = list(self.stop)

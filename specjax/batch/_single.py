@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from specjax.batch._constraints import Constraints
+from specjax.batch._costs import make_adaptive, measure_costs, read_costs
 from specjax.batch._errors import UsageError
 from specjax.batch._model import load_drafter, load_model
 from specjax.batch._progress import stats_text
 from specjax.batch._settings import REQUEST, BatchSettings
-from specjax.decode import Completion, Controls, stream
+from specjax.decode import Completion, Controls, encode_prompt, fit_capacity, stream
+from specjax.drafters import BoundDrafter, PassCosts
 
 if TYPE_CHECKING:
     from specjax.weights import Model
@@ -41,8 +43,11 @@ def run_prompt(
     """
     to: TextIO = sys.stdout if out is None else out
     notes = sys.stderr if notes is None else notes
+    costs = read_costs(settings, 1)
     model = load_model(settings)
     draft = load_drafter(settings, model)
+    if settings.adaptive:
+        draft = _adapt(settings, model, draft, costs, prompt)
     began = time.perf_counter()
     sampling = settings.sampling
     controls = _controls(settings, model)
@@ -101,3 +106,20 @@ def _print(
         to.write("\n")
         to.flush()
     return completion, first
+
+
+def _adapt(
+    settings: BatchSettings,
+    model: "Model",
+    draft: BoundDrafter,
+    costs: PassCosts | None,
+    prompt: str,
+) -> BoundDrafter:
+    """Makes the drafter adaptive, measuring costs where there are none yet."""
+    if costs is None:
+        n_prompt = len(encode_prompt(model, prompt, chat=settings.chat))
+        need = n_prompt + settings.max_new_tokens + settings.gamma + 1
+        context = model.target.spec.max_context
+        capacity = settings.capacity or fit_capacity(need, context)
+        costs = measure_costs(settings, model, draft, batch_size=1, capacity=capacity)
+    return make_adaptive(settings, draft, costs)

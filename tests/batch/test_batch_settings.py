@@ -54,6 +54,15 @@ def _read(*args):
             {"drafter": "model", "draft_model": "m", "draft_dtype": "int4"},
             "draft_dtype 'int4' is not known; known: float32, bfloat16",
         ),
+        ({"adaptive": 1}, "adaptive must be true or false"),
+        (
+            {"adaptive": True, "drafter": "plain"},
+            "'plain' drafts nothing: give another",
+        ),
+        ({"costs": "c.json"}, "costs='c.json' are those .*: give adaptive, or leave"),
+        ({"adaptive": True, "costs": 3}, "costs must be a path, got 3"),
+        ({"adaptive": True, "rule": "rejection"}, "give costs, a file .* 'coupled'"),
+        ({"adaptive": True, "rule": "typical"}, "give costs, a file .* 'coupled'"),
         ({"rule": "nope"}, "known rules: .*coupled, greedy"),
         ({"dtype": "int4"}, "known: float32, bfloat16"),
         ({"gamma": 0}, "gamma"),
@@ -170,17 +179,20 @@ def test_the_datastore_arrives():
     assert settings == BatchSettings(drafter="suffix", datastore="s.npz")
 
 
-def test_the_draft_model_arrives():
+def test_what_drafts_go_by_arrives():
     settings, _ = _read(
-        *("--prompt=hi", "--drafter=model", "--draft_model=small"),
-        *("--draft_dtype=float32", "--rule=rejection"),
+        *("--prompt=hi", "--drafter=model", "--draft_model=small", "--adaptive"),
+        *("--draft_dtype=float32", "--costs=c.json", "--rule=rejection"),
     )
     assert settings == BatchSettings(
         drafter="model",
         draft_model="small",
         draft_dtype="float32",
+        adaptive=True,
+        costs="c.json",
         rule="rejection",
     )
+    assert _read("--prompt=hi", "--adaptive", "--rule=greedy")[0].costs is None
 
 
 def test_json_flags_may_name_a_file(tmp_path):
@@ -234,6 +246,9 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
     assert "batch_size" not in fingerprint
     assert set(SAMPLING) < set(fingerprint)
     assert BatchSettings(batch_size=9).fingerprint() == BatchSettings().fingerprint()
+    kept = BatchSettings(adaptive=True, costs="c.json").fingerprint()
+    assert kept == BatchSettings(adaptive=True).fingerprint()
+    assert kept != BatchSettings().fingerprint()
     draft = BatchSettings(drafter="model", draft_model="m", dtype="float32")
     assert draft.fingerprint()["draft_dtype"] == "float32"
     many = BatchSettings(
@@ -265,6 +280,7 @@ def test_fingerprint_is_json_and_leaves_out_the_batch_size():
         (["--prompt=hi", "--max_drafts=-1"], "max_drafts must be at least 0"),
         (["--prompt=hi", "--drafter=model"], "needs draft_model"),
         (["--prompt=hi", "--draft_model=m"], "goes with drafter 'model'"),
+        (["--prompt=hi", "--costs=c.json"], "give adaptive"),
     ],
 )
 def test_wrong_flags_exit_with_status_2(args, message, capsys, monkeypatch):
