@@ -42,14 +42,15 @@ class Outcomes(NamedTuple):
     dtype: np.dtype
 
 
-def chain_outcomes(
+def force(
     rule: VerifyRule,
     drafts: Drafts,
     scores: np.ndarray,
     unwarped: np.ndarray,
     dtype: np.dtype,
+    parents: np.ndarray | None,
 ) -> Outcomes:
-    """Enumerates what a chain rule does with every proposal.
+    """Enumerates what a rule does with every proposal.
 
     Args:
       rule: the rule.
@@ -57,6 +58,7 @@ def chain_outcomes(
       scores: the target's log-probabilities, float64 [R, N + 1, V].
       unwarped: those of ``Evidence``, likewise.
       dtype: what the rule is given.
+      parents: of trees, [R, N]; None for chains.
 
     Returns:
       The outcomes.
@@ -64,7 +66,7 @@ def chain_outcomes(
     Raises:
       ValueError: the rule contradicts what it reports.
     """
-    run = _Run(rule, drafts, scores, unwarped, dtype)
+    run = _Run(rule, drafts, scores, unwarped, dtype, parents)
     if rule.noise == "none":
         return _forced_nothing(run)
     if rule.noise == "gumbel":
@@ -97,7 +99,9 @@ class _Run:
         scores: np.ndarray,
         unwarped: np.ndarray,
         dtype: np.dtype,
+        parents: np.ndarray | None,
     ):
+        self.parents = parents
         self.rule, self.drafts, self.scores, self.dtype = rule, drafts, scores, dtype
         self._unwarped = unwarped
         self._verify = jax.jit(rule.verify)
@@ -117,7 +121,13 @@ class _Run:
         logprobs = self.drafts.logprobs
         if logprobs is not None:
             logprobs = jnp.asarray(again(logprobs), self.dtype)
-        proposal = Proposal(jnp.asarray(tokens), logprobs, jnp.asarray(n_valid))
+        parents = None if self.parents is None else again(self.parents)
+        proposal = Proposal(
+            jnp.asarray(tokens),
+            logprobs,
+            jnp.asarray(n_valid),
+            parents=None if parents is None else jnp.asarray(parents, jnp.int32),
+        )
         scores = jnp.asarray(again(self.scores), self.dtype)
         rest = evidence_for(self.rule, tokens, again(self._unwarped), self.dtype)
 
@@ -126,16 +136,49 @@ class _Run:
             n_accepted = np.asarray(verdict.n_accepted)
             if np.any((n_accepted < 0) | (n_accepted > n_valid)):
                 self.refuse("accepts a count outside [0, n_valid]")
+            if (parents is None) != (verdict.path is None):
+                self.refuse("gives a path of a chain, or none of a tree")
+            if parents is not None and not _is_path(verdict, parents, n_valid):
+                self.refuse("keeps what is no path")
             return verdict
 
         return run
+
+    @property
+    def above(self) -> np.ndarray:
+        """Whether position j is i or on the path to it, bool [R, N, N]."""
+        n_drafts = self.drafts.tokens.shape[1]
+        shape = (len(self.drafts.tokens), n_drafts, n_drafts)
+        if self.parents is None:
+            return np.broadcast_to(np.tri(n_drafts, dtype=bool), shape)
+        mask = np.broadcast_to(np.eye(n_drafts, dtype=bool), shape).copy()
+        for i, parent in enumerate(self.parents.T):
+            theirs = mask[np.arange(len(mask)), np.maximum(parent, 0)]
+            mask[:, i] |= theirs & (parent >= 0)[:, None]
+        return mask
 
     def refuse(self, what: str) -> None:
         raise ValueError(f"{self.rule.name!r} {what}.")
 
 
 def _node(verdict: Verdict) -> np.ndarray:
-    return np.asarray(verdict.n_accepted) - 1
+    last = np.asarray(verdict.n_accepted) - 1
+    if verdict.path is None:
+        return last
+    path = np.pad(np.asarray(verdict.path), ((0, 0), (0, 1)), constant_values=-1)
+    return path[np.arange(len(path)), last]
+
+
+def _is_path(verdict: Verdict, parents: np.ndarray, n_valid: np.ndarray) -> bool:
+    """Whether nodes that count are kept, each a child of the one before."""
+    path, n = np.asarray(verdict.path), np.asarray(verdict.n_accepted)
+    if path.shape != parents.shape:
+        return False
+    kept = np.arange(path.shape[1])[None, :] < n[:, None]
+    before = np.pad(path, ((0, 0), (1, 0)), constant_values=-1)[:, : path.shape[1]]
+    inside = (path >= 0) & (path < n_valid[:, None])
+    follows = np.take_along_axis(parents, np.where(inside, path, 0), axis=1) == before
+    return bool(np.all(np.where(kept, inside & follows, path == -1)))
 
 
 def _forced_nothing(run: _Run) -> Outcomes:
@@ -280,12 +323,15 @@ def _check_accept_prob(run: _Run, info: dict[str, Any], outcomes: Outcomes) -> N
     """Checks the probabilities of acceptance that are reported, draft by draft."""
     if "accept_prob" not in info:
         return
-    reported = np.cumprod(np.asarray(info["accept_prob"]).astype(np.float64), axis=1)
+    chance, above = np.asarray(info["accept_prob"]).astype(np.float64), run.above
+    reported = np.where(above, chance[:, None, :], 1).prod(-1)
     n_drafts = reported.shape[1]
     found = np.zeros_like(reported)
+    # Row -1: nothing is kept.
+    kept = np.pad(above, ((0, 0), (0, 1), (0, 0)))[outcomes.draft, outcomes.node]
     for i in range(n_drafts):
-        kept = outcomes.weight * (outcomes.node >= i)
-        found[:, i] = np.bincount(outcomes.draft, kept, minlength=len(found))
+        weight = outcomes.weight * kept[:, i]
+        found[:, i] = np.bincount(outcomes.draft, weight, minlength=len(found))
     valid = np.arange(n_drafts)[None, :] < run.drafts.n_valid[:, None]
     valid &= run.drafts.probability[:, None] > 0  # what is never drawn may err
     if np.any(valid & (np.abs(found - reported) > _REPORTED)):

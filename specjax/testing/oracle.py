@@ -20,8 +20,10 @@ What a pass emits is extended to a fixed number of tokens with the target's own 
 compared with the target's law of as many: ``total_variation`` is the rule's bias, to
 rounding. For rules that are lossy by design the law is what they induce.
 
-Only the enumeration of outcomes knows what shape a draft has. Proposals, scores and the
-sum over outcomes (``law_of``) take any topology (see ``topology``).
+Drafts may be trees (see ``topology``), of one shape for all proposals or of one for
+each (``Drafts.parents``). Under ``gumbel`` noise the choices of all rows are forced
+independently. Rows of one depth share their noise in use; but which of them a pass
+looks at is settled by lesser depths, and the others' choices change nothing.
 
 Example::
 
@@ -35,7 +37,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.testing._forced import Outcomes, chain_outcomes
+from specjax.testing._forced import Outcomes, force
 from specjax.testing._sampled import Samples, count, g_test, sample_rule
 from specjax.testing.tables import Drafts, TableModel
 from specjax.testing.topology import (
@@ -86,11 +88,13 @@ def rule_law(
     """Computes the law of what a rule emits on a table.
 
     Args:
-      rule: any chain rule. A greedy rule is judged on ``table.greedy()``.
-      table: the laws that are sampled from, of depth gamma + 1 or more.
-      topology: parents of the draft positions; gamma stands for ``chain(gamma)``, the
-        only one that a ``Verdict``, which counts a prefix, can speak of.
-      drafts: what is proposed; tokens drawn from the draft law when None.
+      rule: any rule. A greedy rule is judged on ``table.greedy()``.
+      table: the laws that are sampled from, of depth D + 1 or more.
+      topology: parents of the draft positions, a tree of depth D even if it is a
+        chain; gamma stands for a chain that is proposed as such, of depth gamma.
+        Where ``drafts`` have parents of their own, those count.
+      drafts: what is proposed; when None tokens drawn from the draft law, siblings
+        as the rule wants them.
       dtype: of the scores and log-probabilities; float64 turns on x64 in JAX.
       unwarped: the target's laws before temperature and filters, for rules that look
         at ``Evidence``; None where they are the table's. Which tokens count as
@@ -100,26 +104,68 @@ def rule_law(
       The law.
 
     Raises:
-      ValueError: the table is too shallow, the topology is no chain, or the rule
-        contradicts itself: counts out of range, thresholds or probabilities other
-        than the ones it reports, negative weights.
+      ValueError: the table is too shallow, the rule does not take the topology, or it
+        contradicts itself: counts out of range, what is no path, thresholds or
+        probabilities other than the ones it reports, negative weights.
     """
     parents = chain(topology) if isinstance(topology, int) else topology
-    if parents != chain(len(parents)):
-        raise ValueError(f"{rule.name!r} verifies chains; {parents=} is none.")
+    if drafts is None:
+        kind = "iid" if rule.siblings == "any" else rule.siblings
+        drafts = drafts_over(table, parents, siblings=kind)
+    shapes = drafts.parents
+    if shapes is None:
+        shapes = np.tile(np.array(parents, np.int32), (len(drafts.tokens), 1))
+    kinds = sorted({tuple(int(x) for x in shape) for shape in shapes})
+    n_tokens = max(map(depth, kinds)) + 1
     for laws in (table, unwarped or table):
-        if laws.depth < len(parents) + 1:
-            raise ValueError(f"{laws.depth=} must be at least {len(parents) + 1}.")
-    drafts = drafts_over(table, parents) if drafts is None else drafts
+        if laws.depth < n_tokens:
+            raise ValueError(f"{laws.depth=} must be at least {n_tokens}.")
     dtype = np.dtype(dtype)
-    scores = target_scores(table, drafts.tokens, parents)
-    plain = scores
-    if unwarped is not None:
-        plain = target_scores(unwarped, drafts.tokens, parents)
+    where = {kind: np.all(shapes == np.array(kind), axis=-1) for kind in kinds}
+    score = lambda laws: _scores_of_shapes(laws, drafts.tokens, where)
+    scores = score(table)
+    plain = scores if unwarped is None else score(unwarped)
     with jax.enable_x64(dtype == np.float64):
-        outcomes = chain_outcomes(rule, drafts, scores, plain, dtype)
+        tree = None if isinstance(topology, int) else shapes
+        outcomes = force(rule, drafts, scores, plain, dtype, tree)
     possible = unwarped if rule.evidence and unwarped is not None else table
-    return law_of(table, parents, drafts, outcomes, possible=possible)
+    laws = [
+        law_of(
+            table,
+            kind,
+            drafts,
+            _some(outcomes, here[outcomes.draft]),
+            possible=possible,
+            n_tokens=n_tokens,
+        )
+        for kind, here in where.items()
+    ]
+    return RuleLaw(
+        tokens=sum((law.tokens for law in laws), np.zeros(())),
+        n_accepted=sum((law.n_accepted for law in laws), np.zeros(())),
+        n_impossible=sum(law.n_impossible for law in laws),
+        dtype=laws[0].dtype,
+    )
+
+
+def _some(outcomes: Outcomes, mine: np.ndarray) -> Outcomes:
+    """Returns the outcomes that are marked."""
+    return outcomes._replace(
+        draft=outcomes.draft[mine],
+        weight=outcomes.weight[mine],
+        node=outcomes.node[mine],
+        next_law=outcomes.next_law[mine],
+    )
+
+
+def _scores_of_shapes(
+    table: TableModel, tokens: np.ndarray, where: dict[Parents, np.ndarray]
+) -> np.ndarray:
+    """Returns the scores of proposals, each of the shape that marks it."""
+    scores = np.zeros((len(tokens), tokens.shape[1] + 1, table.vocab_size))
+    for kind, here in where.items():
+        scores[here] = target_scores(table, tokens[here], kind)
+    return scores
 
 
 def law_of(
@@ -129,6 +175,7 @@ def law_of(
     outcomes: Outcomes,
     *,
     possible: TableModel | None = None,
+    n_tokens: int | None = None,
 ) -> RuleLaw:
     """Adds outcomes up to the law of D + 1 tokens.
 
@@ -138,11 +185,13 @@ def law_of(
       drafts: the proposals.
       outcomes: what becomes of them.
       possible: laws by which an accepted token is impossible; the table when None.
+      n_tokens: tokens of the law, if not D + 1.
 
     Returns:
       The law.
     """
-    vocab, n_tokens = table.vocab_size, depth(parents) + 1
+    vocab = table.vocab_size
+    n_tokens = depth(parents) + 1 if n_tokens is None else n_tokens
     possible = table if possible is None else possible
     routes = ((), *paths(parents))
     tokens, counts, n_impossible = np.zeros((vocab,) * n_tokens), np.zeros(n_tokens), 0

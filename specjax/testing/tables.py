@@ -67,14 +67,18 @@ class Drafts(NamedTuple):
       probability: of each proposal, float64 [R]; sums to 1.
       tokens: [R, N] int32.
       logprobs: natural log of the laws the tokens were drawn from, float64
-        [R, N, V], -inf for probability 0; None for point masses.
+        [R, N, V], -inf for probability 0; None for point masses. Of a tree, entry r
+        is the law of the children of row r of the pass, as in ``Proposal``.
       n_valid: how many of a proposal's tokens count, [R] int32.
+      parents: of trees whose shape is not the same for all, [R, N] int32; None where
+        it is that of the topology they are used with.
     """
 
     probability: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray | None
     n_valid: np.ndarray
+    parents: np.ndarray | None = None
 
 
 def random_table(

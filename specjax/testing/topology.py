@@ -7,11 +7,25 @@ proposal in one row more than it has positions: row 0 is the context, row i + 1 
 position i.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from specjax.testing.tables import Drafts, TableModel
 
 Parents = tuple[int, ...]
+
+#: Shapes that show what trees can get wrong, by name.
+SHAPES: dict[str, Parents] = {
+    "chain of 2": (-1, 0),
+    "chain of 3": (-1, 0, 1),
+    "three children": (-1, -1, -1),
+    "uneven": (-1, -1, 0, 0),
+    "2 then chain": (-1, -1, 0, 1),
+    "2 then chain, depth first": (-1, 0, -1, 2),
+    "binary": (-1, -1, 0, 0, 1, 1),
+    "uneven, deeper": (-1, -1, 0, 0, 2),
+}
 
 
 def chain(gamma: int) -> Parents:
@@ -44,32 +58,89 @@ def depth(parents: Parents) -> int:
     return max((len(path) for path in paths(parents)), default=0)
 
 
-def drafts_over(table: TableModel, parents: Parents) -> Drafts:
+def drafts_over(
+    table: TableModel,
+    parents: Parents,
+    *,
+    siblings: Literal["iid", "without_replacement"] = "iid",
+) -> Drafts:
     """Returns a drafter that draws every position from the draft law of its path.
 
     Args:
       table: the laws.
-      parents: the topology; siblings are independent and may be equal.
+      parents: the topology.
+      siblings: how those of one parent are drawn: independently, so that they may be
+        equal, or in turn without replacement, from the law renormalised on what is
+        left, and uniformly from the tokens left once the law has none. Of the latter
+        a proposal is listed even where its probability is 0.
 
     Returns:
-      Every proposal, V ** N of them.
+      Every proposal, V ** N of them or, of distinct siblings, fewer.
     """
     vocab, n_drafts = table.vocab_size, len(parents)
     tokens = np.array(list(np.ndindex(*(vocab,) * n_drafts)), int)
     tokens = tokens.reshape(vocab**n_drafts, n_drafts)
-    laws = np.zeros((*tokens.shape, vocab))
-    for i, path in enumerate(paths(parents)):
-        before = list(path[:-1])
-        laws[:, i] = table.draft_rows[len(before)][numbers(tokens[:, before], vocab)]
+    if siblings == "without_replacement":
+        pairs = [(i, j) for i in range(n_drafts) for j in range(i)]
+        pairs = [(i, j) for i, j in pairs if parents[i] == parents[j]]
+        for i, j in pairs:
+            tokens = tokens[tokens[:, i] != tokens[:, j]]
+    rows = draft_rows(table, tokens, parents)
+    probability, every = np.ones(len(tokens)), np.arange(len(tokens))
+    for i, parent in enumerate(parents):
+        law = rows[:, parent + 1]
+        if siblings == "without_replacement":
+            before = [j for j in range(i) if parents[j] == parent]
+            law = _untried(law, tokens[:, before])
+        probability *= law[every, tokens[:, i]]
     with np.errstate(divide="ignore"):
-        logprobs = np.log(laws)
-    chosen = np.take_along_axis(laws, tokens[..., None], axis=-1)[..., 0]
+        logprobs = np.log(rows[:, :n_drafts])
     return Drafts(
-        probability=chosen.prod(-1),
+        probability=probability,
         tokens=tokens.astype(np.int32),
         logprobs=logprobs,
         n_valid=np.full(len(tokens), n_drafts, np.int32),
     )
+
+
+def top_drafts_over(table: TableModel, parents: Parents) -> Drafts:
+    """Returns a drafter that proposes, as point masses, the likeliest children.
+
+    Args:
+      table: the laws.
+      parents: the topology; the first child is the draft law's best token, the
+        next its second best (ties: lowest id).
+
+    Returns:
+      The one proposal.
+    """
+    tokens = np.zeros((1, len(parents)), int)
+    routes = paths(parents)
+    for i, parent in enumerate(parents):
+        rank = sum(parents[j] == parent for j in range(i))
+        law = table.draft(tuple(int(x) for x in tokens[0, list(routes[i][:-1])]))
+        tokens[0, i] = np.argsort(-law, kind="stable")[rank]
+    return Drafts(
+        probability=np.ones(1),
+        tokens=tokens.astype(np.int32),
+        logprobs=None,
+        n_valid=np.full(1, len(parents), np.int32),
+    )
+
+
+def draft_rows(table: TableModel, tokens: np.ndarray, parents: Parents) -> np.ndarray:
+    """Returns the draft's laws of the children of a proposal's rows.
+
+    Args:
+      table: the laws.
+      tokens: draft tokens, [R, N].
+      parents: their topology.
+
+    Returns:
+      float64 [R, N + 1, V]; row 0 after the context, row i + 1 after position i.
+      Uniform where the table is not deep enough: nothing is drawn there.
+    """
+    return _rows(table.draft_rows, tokens, parents, table.vocab_size)
 
 
 def target_scores(
@@ -85,12 +156,31 @@ def target_scores(
     Returns:
       float64 [R, N + 1, V]; row 0 after the context, row i + 1 after position i.
     """
-    rows = [np.tile(table.target(()), (len(tokens), 1))]
-    for path in paths(parents):
-        index = numbers(tokens[:, list(path)], table.vocab_size)
-        rows.append(table.target_rows[len(path)][index])
     with np.errstate(divide="ignore"):
-        return np.log(np.stack(rows, axis=1))
+        return np.log(_rows(table.target_rows, tokens, parents, table.vocab_size))
+
+
+def _rows(
+    levels: tuple[np.ndarray, ...], tokens: np.ndarray, parents: Parents, vocab: int
+) -> np.ndarray:
+    """Returns the laws after the context and after each position, [R, N + 1, V]."""
+    rows = [np.tile(levels[0][0], (len(tokens), 1))]
+    for path in paths(parents):
+        if len(path) < len(levels):
+            rows.append(levels[len(path)][numbers(tokens[:, list(path)], vocab)])
+        else:
+            rows.append(np.full((len(tokens), vocab), 1 / vocab))
+    return np.stack(rows, axis=1)
+
+
+def _untried(law: np.ndarray, tried: np.ndarray) -> np.ndarray:
+    """Returns laws [R, V] without tokens [R, n]; uniform where nothing is left."""
+    left, open_ = law.copy(), np.ones_like(law)
+    for column in tried.T:
+        left[np.arange(len(law)), column] = 0
+        open_[np.arange(len(law)), column] = 0
+    left = np.where(left.sum(-1, keepdims=True) > 0, left, open_)
+    return left / np.maximum(left.sum(-1, keepdims=True), 1e-300)
 
 
 def numbers(prefix: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from specjax.sampling import UniformNoise, draw
 from specjax.typing import Array, Float
 from specjax.verify._laws import Laws, next_weights, read_laws, residual
 from specjax.verify._protocol import ProposalLike, Verdict, VerifyRule
+from specjax.verify._trees import refuse_trees
 
 
 def _block(
@@ -14,6 +15,8 @@ def _block(
     noise: UniformNoise,
 ) -> Verdict:
     """Accepts up to the last position whose test passes; see ``block``."""
+    if proposal.parents is not None:
+        refuse_trees("block")
     n_drafts = proposal.tokens.shape[1]
     laws = read_laws(proposal, target_scores)
     reach = _reach(laws)
@@ -88,7 +91,8 @@ def _accept_prob(test_prob: Float[Array, "B N"]) -> Float[Array, "B N"]:
 #: drafts up to the LAST position that passes, n of them, then draws from the
 #: normalised max(w_n p - q, 0). Lossless on the terms of ``rejection``, and accepts at
 #: least as many drafts in expectation: more from two drafts on, the same with one or
-#: with point masses. Stateless from block to block.
+#: with point masses. Stateless from block to block. Chains only: ``traversal`` is its
+#: form for trees.
 block = VerifyRule(
     name="block", lossless=True, noise="uniform", greedy_only=False, verify=_block
 )

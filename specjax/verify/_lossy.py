@@ -25,6 +25,13 @@ from specjax.verify._protocol import (
 )
 from specjax.verify._rejection import reject
 from specjax.verify._sampled_match import match_drawn
+from specjax.verify._trees import (
+    at_parent,
+    at_row,
+    keep_path,
+    read_nodes,
+    refuse_trees,
+)
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> VerifyRule:
@@ -36,7 +43,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> VerifyRule:
     x in the typical set A, and otherwise a draw from p, in all
     q(x) [x in A] + (1 - q(A)) p(x). The text leans to what the drafter likes, the more
     the flatter t is; a filter of the request does not bind drafts. With delta below 1
-    the argmax is always in A, so an argmax draft passes at temperature 0.
+    the argmax is always in A, so an argmax draft passes at temperature 0. Of a tree
+    the longest path whose nodes all pass is kept, equally long ones: the first.
 
     Equal arguments give the identical rule.
 
@@ -80,7 +88,8 @@ def relaxed(top_n: int = 10, delta: float = 0.6) -> VerifyRule:
     is drawn from p. Lossy: a position that is drafted emits x with probability q(x)
     for every x in that set A, and otherwise a draw from p, in all
     q(x) [x in A] + (1 - q(A)) p(x). A filter of the request does not bind drafts. The
-    argmax is always in A, so an argmax draft passes at temperature 0.
+    argmax is always in A, so an argmax draft passes at temperature 0. Of a tree the
+    longest path whose nodes all pass is kept, equally long ones: the first.
 
     Equal arguments give the identical rule.
 
@@ -151,12 +160,21 @@ def lenient(leniency: float = 0.9) -> VerifyRule:
 
 @functools.cache
 def _lenient(leniency: float) -> VerifyRule:
+    def verify(
+        proposal: ProposalLike,
+        target_scores: Float[Array, "B N1 V"],
+        noise: UniformNoise,
+    ) -> Verdict:
+        if proposal.parents is not None:
+            refuse_trees("lenient")
+        return reject(proposal, target_scores, noise, leniency=leniency)
+
     return VerifyRule(
         name="lenient",
         lossless=False,
         noise="uniform",
         greedy_only=False,
-        verify=functools.partial(reject, leniency=leniency),
+        verify=verify,
     )
 
 
@@ -201,6 +219,8 @@ def _judge(score: Callable[[Any, Array], Array], threshold: float) -> VerifyRule
         noise: UniformNoise,
         evidence: Evidence,
     ) -> Verdict:
+        if proposal.parents is not None:
+            refuse_trees("judge")
         if evidence.judge_scores is None:
             raise ValueError("judge needs Evidence.judge_scores.")
         logprobs = evidence.target_logprobs[:, : proposal.tokens.shape[1]]
@@ -235,6 +255,8 @@ def _by_evidence(
         noise: UniformNoise,
         evidence: Evidence,
     ) -> Verdict:
+        if proposal.parents is not None:
+            return _longest(proposal, target_scores, noise, evidence, accept)
         n_drafts = proposal.tokens.shape[1]
         accepted = accept(proposal, evidence.target_logprobs[:, :n_drafts])
         n_accepted = accepted_prefix(accepted, proposal.n_valid)
@@ -253,7 +275,29 @@ def _by_evidence(
         greedy_only=False,
         verify=verify,
         evidence=True,
+        trees="any",
     )
+
+
+def _longest(
+    proposal: ProposalLike,
+    target_scores: Float[Array, "B N1 V"],
+    noise: UniformNoise,
+    evidence: Evidence,
+    accept: Callable[[ProposalLike, Array], Array],
+) -> Verdict:
+    """Keeps the longest path of a tree whose nodes all pass; equal ones: the first."""
+    nodes = read_nodes(proposal)
+    passed = accept(proposal, at_parent(nodes, evidence.target_logprobs))
+    reached = ~jnp.any(nodes.above & ~(passed & nodes.valid)[:, None, :], axis=-1)
+    depth = jnp.where(reached, jnp.sum(nodes.above, axis=-1), 0)
+    if depth.shape[1]:
+        deepest = jnp.argmax(depth, axis=1)
+        reached &= nodes.above[jnp.arange(depth.shape[0]), deepest]
+    kept = keep_path(reached)
+    weights = target_law(at_row(target_scores, kept.row)[:, None])[:, 0]
+    info = {"accept_prob": reached.astype(weights.dtype), "next_weights": weights}
+    return kept.verdict(draw(weights, noise.draw), info)
 
 
 def _check(

@@ -11,10 +11,17 @@ from specjax.verify._protocol import (
     VerifyRule,
     accepted_prefix,
 )
+from specjax.verify._trees import at_parent, at_row, first_chance, read_nodes, walk
 
 
 def _match(proposal: ProposalLike, chosen: Array) -> Verdict:
     """Accepts drafts equal to the target's own choice at their position."""
+    if proposal.parents is not None:
+        nodes = read_nodes(proposal)
+        equal = proposal.tokens == at_parent(nodes, chosen)
+        kept = walk(nodes, equal)
+        accept_prob = first_chance(nodes, equal.astype(jnp.float32))
+        return kept.verdict(at_row(chosen, kept.row), {"accept_prob": accept_prob})
     equal = proposal.tokens == chosen[:, : proposal.tokens.shape[1]]
     n_accepted = accepted_prefix(equal, proposal.n_valid)
     next_token = jnp.take_along_axis(chosen, n_accepted[:, None], axis=1)[:, 0]
@@ -38,16 +45,28 @@ def _coupled(
 
 
 #: Keeps drafts that are the target's argmax (ties: lowest id) and continues with the
-#: argmax. Lossless at temperature 0, the only one it allows.
+#: argmax. Lossless at temperature 0, the only one it allows. Follows any tree, into the
+#: child that is its parent's argmax (equal siblings: the first).
 greedy = VerifyRule(
-    name="greedy", lossless=True, noise="none", greedy_only=True, verify=_greedy
+    name="greedy",
+    lossless=True,
+    noise="none",
+    greedy_only=True,
+    verify=_greedy,
+    trees="any",
 )
 
 #: Draws the target's token of every position with Gumbel noise keyed by (seed,
 #: position) and keeps drafts equal to it. The output is a function of prefix, target
 #: logits and seed alone: the same text with speculation on and off, for any drafter.
 #: Lossless for any proposal; accepts a point mass x with probability p(x), the best
-#: possible. References: Daliri, Musco and Suresh, arXiv:2408.07978.
+#: possible. Follows any tree: rows of one depth share their noise, and a path crosses
+#: each depth once. References: Daliri, Musco and Suresh, arXiv:2408.07978.
 coupled = VerifyRule(
-    name="coupled", lossless=True, noise="gumbel", greedy_only=False, verify=_coupled
+    name="coupled",
+    lossless=True,
+    noise="gumbel",
+    greedy_only=False,
+    verify=_coupled,
+    trees="any",
 )

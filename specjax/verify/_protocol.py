@@ -42,10 +42,11 @@ class Verdict(NamedTuple):
     Attributes:
       n_accepted: draft tokens kept, a prefix or a path, [B] in [0, n_valid].
       next_token: the token after them (correction or bonus), [B].
-      info: diagnostics of the rule; unused fields vanish under jit. Chain rules give
-        ``accept_prob`` [B, N], the probability that position i is accepted given
-        that those before it were. Rules with ``uniform`` noise also give what
-        ``testing.oracle`` needs to know their law:
+      info: diagnostics of the rule; unused fields vanish under jit.
+        ``accept_prob`` [B, N] is the probability that position i is accepted given
+        that those before it were; of a tree, that node i is given that its parent
+        was. Rules with ``uniform`` noise also give what ``testing.oracle`` needs to
+        know their law:
 
         * ``next_weights`` [B, V]: unnormalised law of ``next_token`` over
           ``noise.draw``, given ``noise.accept``;
@@ -93,13 +94,22 @@ class VerifyRule(NamedTuple):
       greedy_only: whether the rule needs temperature 0 in every row.
       verify: (proposal, target_scores [B, N+1, V], noise) -> Verdict. The scores are
         warped log-probabilities (natural log) up to a constant a row; row i scores
-        draft token i, row n the token after n accepted ones. With ``evidence`` an
-        ``Evidence`` is its fourth argument.
+        draft token i, row n the token after n accepted ones; of a tree, row 0 scores
+        the children of the pending token, row j + 1 those of node j. With
+        ``evidence`` an ``Evidence`` is its fourth argument. ``gumbel`` noise of a
+        tree is keyed by position too: rows of equal depth have the same.
       evidence: whether ``verify`` looks at ``Evidence``. Such a rule keeps more than
         the argmax at temperature 0 and must be run there as it is.
       judge: (features, tokens [B, N]) -> scores [B, N] for the evidence, or None. The
         features are the target's of the pass (``models.Features``), N+1 rows of it:
         row i predicted draft i, row i+1 has read it.
+      trees: which trees the rule takes, and is exact for if it is lossless: ``none``
+        (chains alone), ``static`` (a shape that does not depend on tokens drawn for
+        it) or ``any``. Trees of point masses may have any shape for both kinds. See
+        ``check_trees``.
+      siblings: how the children of a node must be drawn where they are drawn:
+        ``iid`` (independently, from one law), ``without_replacement`` (in turn, node
+        order being the order of draws) or ``any``.
     """
 
     name: str
@@ -109,6 +119,8 @@ class VerifyRule(NamedTuple):
     verify: Callable[..., Verdict]
     evidence: bool = False
     judge: Callable[[Any, Array], Array] | None = None
+    trees: Literal["none", "static", "any"] = "none"
+    siblings: Literal["any", "iid", "without_replacement"] = "any"
 
 
 def accepted_prefix(accept: Array, n_valid: Int[Array, " B"]) -> Int[Array, " B"]:

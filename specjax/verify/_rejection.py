@@ -1,7 +1,5 @@
 """Speculative sampling by rejection, the token rule."""
 
-import functools
-
 import jax.numpy as jnp
 
 from specjax.sampling import UniformNoise, draw
@@ -13,6 +11,7 @@ from specjax.verify._protocol import (
     VerifyRule,
     accepted_prefix,
 )
+from specjax.verify._tree_rows import reject_tree
 
 
 def reject(
@@ -25,7 +24,7 @@ def reject(
     """Accepts a prefix by the ratio p / (leniency * q); see ``rejection``, ``lenient``.
 
     Args:
-      proposal: the drafts.
+      proposal: the drafts, a chain.
       target_scores: warped log-probabilities up to a constant a row.
       noise: consumed.
       leniency: in (0, 1]; 1 keeps the target's law.
@@ -49,14 +48,33 @@ def reject(
     )
 
 
+def _rejection(
+    proposal: ProposalLike,
+    target_scores: Float[Array, "B N1 V"],
+    noise: UniformNoise,
+) -> Verdict:
+    """Accepts by the ratio p / q; see ``rejection``."""
+    if proposal.parents is None:
+        return reject(proposal, target_scores, noise, leniency=1.0)
+    return reject_tree(proposal, target_scores, noise, siblings="iid")
+
+
 #: Leviathan, Kalman and Matias, arXiv:2211.17192, Algorithm 1; Chen et al.,
 #: arXiv:2302.01318. Accepts draft x with probability min(1, p(x)/q(x)); on the first
 #: rejection draws from the normalised max(p - q, 0). Lossless for drafts drawn from
 #: the proposal's own ``logprobs`` (None: point masses).
+#:
+#: On trees (Miao et al., arXiv:2305.09781, multi-step speculative sampling) the
+#: children of a node are tested in node order, each as above against what those
+#: before it left of p; if none passes the token is drawn from what all left. Children
+#: are independent draws from one q, so that they may repeat, in a tree whose shape
+#: does not depend on them; or point masses, in any tree.
 rejection = VerifyRule(
     name="rejection",
     lossless=True,
     noise="uniform",
     greedy_only=False,
-    verify=functools.partial(reject, leniency=1.0),
+    verify=_rejection,
+    trees="static",
+    siblings="iid",
 )

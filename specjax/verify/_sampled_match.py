@@ -11,6 +11,12 @@ from specjax.verify._protocol import (
     VerifyRule,
     accepted_prefix,
 )
+from specjax.verify._trees import (
+    at_parent,
+    at_row,
+    read_nodes,
+    walk,
+)
 
 
 def match_drawn(
@@ -57,15 +63,64 @@ def match_drawn(
     return Verdict(n_accepted, next_token, info)
 
 
+def _sample_and_match(
+    proposal: ProposalLike,
+    target_scores: Float[Array, "B N1 V"],
+    noise: UniformNoise,
+) -> Verdict:
+    """Accepts drafts equal to the target's draw; see ``sample_and_match``."""
+    if proposal.parents is None:
+        return match_drawn(proposal, target_scores, noise)
+    return _match_tree(proposal, target_scores, noise)
+
+
+def _match_tree(
+    proposal: ProposalLike,
+    target_scores: Float[Array, "B N1 V"],
+    noise: UniformNoise,
+) -> Verdict:
+    """Follows the children that equal the target's draw at their parent."""
+    batch, n_nodes = proposal.tokens.shape
+    nodes = read_nodes(proposal)
+    p = target_law(target_scores)
+    # A row draws with the number of its first child, a number that no other row has;
+    # one without children with the pass's last one: a path has one such row.
+    first = nodes.valid & ~jnp.any(nodes.before, axis=-1)
+    row = jnp.where(first, nodes.parents + 1, n_nodes + 1)
+    at = (jnp.arange(batch)[:, None], row)
+    u = jnp.broadcast_to(noise.draw[:, None], (batch, n_nodes + 1))
+    u = u.at[at].set(noise.accept[:, :n_nodes], mode="drop")
+    drawn = draw(p.reshape(-1, p.shape[-1]), u.reshape(-1)).reshape(u.shape)
+    kept = walk(nodes, proposal.tokens == at_parent(nodes, drawn))
+    next_token, p_next = at_row(drawn, kept.row), at_row(p, kept.row)
+    parent = jnp.zeros((batch, n_nodes + 1), bool).at[at].set(True, mode="drop")
+    point = (jnp.arange(p.shape[-1])[None, :] == next_token[:, None]).astype(p.dtype)
+    p_parent = at_parent(nodes, p)
+    # Of equal siblings the first alone can be entered.
+    again = proposal.tokens[:, :, None] == proposal.tokens[:, None, :]
+    again = jnp.any(nodes.before & again, axis=-1)
+    info = {
+        "accept_prob": jnp.where(
+            nodes.valid & ~again, of_tokens(p_parent, proposal.tokens), 0.0
+        ),
+        "row_weights": p_parent,
+        "next_weights": jnp.where(at_row(parent, kept.row)[:, None], point, p_next),
+    }
+    return kept.verdict(next_token, info)
+
+
 #: Draws the target's token of every position and keeps drafts equal to it; the first
 #: that differs is replaced by the token drawn. Needs no draft probabilities, and is
 #: lossless for any proposal whatever, as ``coupled`` is, but with noise of the pass:
 #: the text is not a function of the seed alone. Accepts draft x with probability p(x),
 #: the best possible for point masses and less than ``rejection`` for drawn drafts.
+#: Follows any tree, into the child that its parent's draw equals. References: Miao et
+#: al., arXiv:2305.09781 (naive sampling); Svirschevski et al., arXiv:2406.02532.
 sample_and_match = VerifyRule(
     name="sample_and_match",
     lossless=True,
     noise="uniform",
     greedy_only=False,
-    verify=match_drawn,
+    verify=_sample_and_match,
+    trees="any",
 )

@@ -34,6 +34,12 @@ _BOUND = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
 
 SAMPLED = [verify.rejection, verify.block, verify.sample_and_match, verify.coupled]
 LOSSLESS = [*SAMPLED, verify.greedy]
+# Rules for trees are these on chains; see test_verify_trees.py for what they are else.
+ON_CHAINS = {
+    verify.recursive_rejection: verify.rejection,
+    verify.k_seq: verify.rejection,
+    verify.traversal: verify.block,
+}
 # Vocabulary, drafts, and the precision of what the rule is given.
 SHAPES = [
     (2, 1, np.float32),
@@ -67,7 +73,18 @@ def assert_lossless(record_law):
 
 def test_every_lossless_rule_is_proved():
     claimed = {rule.name for rule in verify.REGISTRY.values() if rule.lossless}
-    assert claimed == set(_names(LOSSLESS))
+    assert claimed == {*_names(LOSSLESS), *_names(ON_CHAINS)}
+
+
+@pytest.mark.parametrize("rule", ON_CHAINS, ids=_names(ON_CHAINS))
+def test_rules_for_trees_are_known_ones_on_chains(rule):
+    table = random_table(6, vocab_size=3, depth=3)
+    for drafts in (sampled_drafts(table, 2), point_drafts(table, 2)):
+        one, two = (
+            rule_law(r, table, 2, drafts=drafts) for r in (rule, ON_CHAINS[rule])
+        )
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_array_equal(one.n_accepted, two.n_accepted)
 
 
 @pytest.mark.parametrize("proposal", ["drawn", "point"])
