@@ -100,7 +100,7 @@ def read_nodes(proposal: ProposalLike) -> Nodes:
     parents = jnp.where(valid, parents, -1)
     siblings = parents[:, :, None] == parents[:, None, :]
     before = siblings & valid[:, None, :] & jnp.tri(n_nodes, k=-1, dtype=bool)[None]
-    above = ancestors_mask(parents, proposal.n_valid)
+    above = ancestors_mask(parents)
     return Nodes(parents, valid, above, before)
 
 
