@@ -215,7 +215,8 @@ def _forced_choices(run: _Run) -> Outcomes:
 def _forced_uniforms(run: _Run) -> Outcomes:
     """Forces every uniform number of every position into every cell."""
     n_drafts = run.drafts.tokens.shape[1]
-    n_cells = run.vocab_size if _draws_rows(run.rule) else 2
+    tree = run.parents is not None
+    n_cells = run.vocab_size if _draws_rows(run.rule, tree) else 2
     cells = np.array(list(np.ndindex(*(n_cells,) * n_drafts)), int)
     cells = cells.reshape(n_cells**n_drafts, n_drafts)
     again, draft = run.repeated(len(cells)), run.lines(len(cells))
@@ -250,13 +251,15 @@ def _forced_uniforms(run: _Run) -> Outcomes:
 
 
 @functools.cache
-def _draws_rows(rule: VerifyRule) -> bool:
+def _draws_rows(rule: VerifyRule, tree: bool) -> bool:
     """Whether a rule draws a token at every position, instead of testing."""
     like = lambda *shape: jnp.zeros(shape, jnp.float32)
     whole = lambda *shape: jnp.zeros(shape, jnp.int32)
     verdict = jax.eval_shape(
         rule.verify,
-        Proposal(whole(1, 1), like(1, 1, 2), whole(1)),
+        Proposal(
+            whole(1, 1), like(1, 1, 2), whole(1), parents=whole(1, 1) if tree else None
+        ),
         like(1, 2, 2),
         UniformNoise(like(1, 1), like(1)),
         *((Evidence(like(1, 2, 2), like(1, 1)),) if rule.evidence else ()),
