@@ -16,9 +16,10 @@ import numpy as np
 from specjax.cache import check_capacity
 from specjax.decode._compiled import Plan, Snapshot, prefill_chunks, programs
 from specjax.decode._controls import NO_CONTROLS, Controls, MaskTable, row_controls
+from specjax.decode._pairing import pair
 from specjax.decode._results import Completion, FinishReason, Stats
 from specjax.decode._state import DecodeState, Status, with_masks
-from specjax.drafters import BoundDrafter, Drafter, check_target, match_noise, unbind
+from specjax.drafters import BoundDrafter, Drafter, unbind
 from specjax.sampling import ControlSpec, Settings, check_sampling, check_whole
 from specjax.text import StopStringMatcher, TextStream, TokenMask
 from specjax.typing import Params
@@ -176,8 +177,7 @@ class Engine:
         """
         spec = model.target.spec
         drafter, draft_params = unbind(drafter, draft_params)
-        drafter = match_noise(drafter, rule.noise)
-        check_target(drafter, spec, halves=model.target.halves is not None)
+        drafter = pair(drafter, rule, model.target, exact=exact)
         if batch_size < 1 or passes_per_call < 1:
             raise ValueError(f"{batch_size=} and {passes_per_call=} must be >= 1.")
         if capacity > spec.max_context:

@@ -155,16 +155,16 @@ def init_state(
     # As long as the cache, so that a prefill bucket's padding can be sliced.
     size = capacity + CACHE_SLACK
     zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
-    gamma = drafter.spec.gamma
+    levels = drafter.spec.n_levels
     stats = RowStats(
         passes=zeros(),
         wide_passes=zeros(),
         verified=zeros(),
         accepted=zeros(),
         committed=zeros(),
-        verified_at=zeros(gamma),
-        reached_at=zeros(gamma),
-        accepted_at=zeros(gamma),
+        verified_at=zeros(levels),
+        reached_at=zeros(levels),
+        accepted_at=zeros(levels),
     )
     top = None
     if n_top:

@@ -6,8 +6,24 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specjax.decode._state import DecodeState, Origin, RowStats, Status, TopTokens
-from specjax.drafters import DraftContext, Drafter, Proposal, Scored, TargetView
+from specjax.decode._commit import (
+    append,
+    append_top,
+    count,
+    emit,
+    follow,
+    score_of,
+    truncate,
+)
+from specjax.decode._state import DecodeState, Status
+from specjax.drafters import (
+    DraftContext,
+    Drafter,
+    DrafterSpec,
+    Proposal,
+    Scored,
+    TargetView,
+)
 from specjax.models import Features, Target
 from specjax.ops.vocab import log_normalizer, top_ids
 from specjax.sampling import (
@@ -17,6 +33,7 @@ from specjax.sampling import (
     uniform_noise,
     warp,
 )
+from specjax.trees import PassLayout, pass_layout, tree_arrays
 from specjax.typing import Array, Float, Int, Params
 from specjax.verify import Evidence, Verdict, VerifyRule
 from specjax.verify import greedy as argmax_rule
@@ -60,6 +77,9 @@ def draft(
       or nothing but -inf); and the state with the drafter's.
     """
     room = jnp.clip(state.limit - state.length - 1, 0, drafter.spec.gamma)
+    if drafter.spec.depth:
+        # How many nodes fit is no matter of their depth: what is kept is cut later.
+        room = jnp.where(room > 0, drafter.spec.gamma, 0)
     room = jnp.minimum(room, state.max_drafts)
     budget = jnp.where(state.status == Status.RUNNING, room, 0)
     context = _context(state, None)._replace(budget=budget)
@@ -78,7 +98,10 @@ def draft(
                 "tokens were drawn from."
             )
         # The largest entry is NaN where any is.
-        sound &= jnp.isfinite(jnp.max(proposal.logprobs, axis=-1))
+        laws = jnp.isfinite(jnp.max(proposal.logprobs, axis=-1))
+        if proposal.parents is not None:
+            laws = jnp.take_along_axis(laws, proposal.parents + 1, axis=1)
+        sound &= laws
     n_sound = jnp.sum(jnp.cumprod(sound.astype(jnp.int32), axis=1), axis=1)
     proposal = proposal._replace(
         tokens=jnp.where(known, proposal.tokens, 0),
@@ -127,7 +150,12 @@ def verify_and_commit(
         state.tokens, jnp.maximum(state.length - 1, 0)[:, None], axis=1
     )
     block = jnp.concatenate([pending, proposal.tokens], axis=1)
-    if proposal.hidden is None:
+    layout = _layout(proposal, drafter.spec)
+    if layout is not None:
+        logits, features, cache = target.forward(
+            target_params, block, state.cache, layout=layout
+        )
+    elif proposal.hidden is None:
         logits, features, cache = target.forward(target_params, block, state.cache)
     else:
         assert target.halves is not None
@@ -147,11 +175,13 @@ def verify_and_commit(
             tokens=proposal.tokens,
             length=state.length,
             stop_ids=state.stop_ids,
+            parents=proposal.parents,
         )
-        verdict = _judge(state, proposal, controlled, features, rule)
-        emitted, logprobs, finite = _emit(proposal, verdict, logits)
-        score = jnp.take_along_axis(controlled, emitted[..., None], axis=-1)[..., 0]
-        n_committed, status = _truncate(
+        verdict = _judge(state, proposal, controlled, features, layout, rule)
+        way = follow(proposal, verdict)
+        emitted, logprobs, finite = emit(verdict, way, logits)
+        score = score_of(controlled, way.rows, emitted)
+        n_committed, status = truncate(
             state, verdict, emitted, finite, score > -jnp.inf
         )
     scored = None
@@ -159,13 +189,17 @@ def verify_and_commit(
         n_rows = jnp.where(state.status == Status.RUNNING, proposal.n_valid + 1, 0)
         scored = Scored(block, n_rows, top_ids(logits, drafter.spec.n_top))
     with jax.named_scope("commit"):
-        state = _append(state, proposal, verdict, emitted, logprobs, n_committed)
-        state = _append_top(state, logits, n_committed)
+        state = append(state, proposal, verdict, way, emitted, logprobs, n_committed)
+        state = append_top(state, way.rows, logits, n_committed)
+        if verdict.path is not None:
+            assert target.gather_path is not None
+            kept = verdict.path[:, : drafter.spec.n_levels]
+            cache = target.gather_path(cache, kept, width - 1)
         state = state.replace(
             controls=advance_controls(state.controls, emitted, n_committed),
             cache=target.commit(cache, n_committed),
             status=status,
-            stats=_count(state, proposal, verdict, n_committed, width),
+            stats=count(state, proposal, verdict, way, n_committed, width),
         )
         context = _context(state, features if drafter.spec.needs_features else None)
         context = context._replace(scored=scored)
@@ -231,6 +265,18 @@ def _context(state: DecodeState, features: Features | None) -> DraftContext:
     )
 
 
+def _layout(proposal: Proposal, spec: DrafterSpec) -> PassLayout | None:
+    """Lays out the pass over a proposal; None where it is a chain."""
+    if proposal.parents is None:
+        return None
+    n_nodes = proposal.tokens.shape[1]
+    if spec.topology is not None and spec.topology.n_nodes == n_nodes:
+        mask, offsets = pass_layout(spec.topology)
+        return PassLayout(mask[None], offsets[None])
+    arrays = tree_arrays(proposal.parents, proposal.n_valid)
+    return pass_layout(arrays, max_depth=spec.n_levels)
+
+
 def _fit(proposal: Proposal, n: int) -> Proposal:
     """Cuts or pads a proposal to n draft positions."""
     have = proposal.tokens.shape[1]
@@ -239,12 +285,16 @@ def _fit(proposal: Proposal, n: int) -> Proposal:
         pad = [(0, 0), (0, max(n - have, 0))] + [(0, 0)] * (x.ndim - 2)
         return jnp.pad(x[:, :n], pad)
 
-    hidden = proposal.hidden
+    hidden, parents = proposal.hidden, proposal.parents
+    if parents is not None:
+        # A pass without drafts is no tree.
+        parents = fit(parents + 1) - 1 if n else None
     return Proposal(
         tokens=fit(proposal.tokens),
         logprobs=None if proposal.logprobs is None else fit(proposal.logprobs),
         n_valid=jnp.minimum(proposal.n_valid, n),
         confidence=None if proposal.confidence is None else fit(proposal.confidence),
+        parents=parents,
         hidden=None if hidden is None else fit(hidden, n + 1, have + 1),
     )
 
@@ -254,6 +304,7 @@ def _judge(
     proposal: Proposal,
     logits: Float[Array, "B W V"],
     features: Features,
+    layout: PassLayout | None,
     rule: VerifyRule,
 ) -> Verdict:
     """Runs the rule on warped scores, with noise only where something samples.
@@ -263,6 +314,7 @@ def _judge(
       proposal: the drafts.
       logits: the target's, after the rows' controls.
       features: the target's, of the same rows.
+      layout: of the pass, None for a chain.
       rule: the rule.
 
     Returns:
@@ -276,7 +328,8 @@ def _judge(
     def sampled(logits: Array) -> Verdict:
         scores = warp(logits, settings)
         if rule.noise == "gumbel":
-            position = state.length[:, None] + jnp.arange(width)[None, :]
+            offsets = jnp.arange(width) if layout is None else layout.offsets
+            position = state.length[:, None] + jnp.broadcast_to(offsets, (batch, width))
             noise = gumbel_noise(settings.seed, position, vocab)
         else:
             noise = uniform_noise(settings.seed, state.length, width - 1)
@@ -301,150 +354,3 @@ def _judge(
         return sampled(logits)
     anyone = jnp.any((settings.temperature > 0) & (state.status == Status.RUNNING))
     return jax.lax.cond(anyone, sampled, greedy, logits)
-
-
-def _emit(
-    proposal: Proposal, verdict: Verdict, logits: Float[Array, "B W V"]
-) -> tuple[Array, Array, Array]:
-    """Lines up the tokens a pass may emit: accepted drafts, then the next token.
-
-    Returns:
-      Tokens [B, W] (junk beyond n_accepted), their log-probabilities under the raw
-      logits, and whether each row's logits are finite enough to be used.
-    """
-    width = logits.shape[1]
-    position = jnp.arange(width)[None, :]
-    drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-    emitted = jnp.where(
-        position == verdict.n_accepted[:, None], verdict.next_token[:, None], drafts
-    )
-    normalizer = log_normalizer(logits)
-    score = jnp.take_along_axis(logits, emitted[..., None], axis=-1)[..., 0]
-    return emitted, score - normalizer, jnp.isfinite(normalizer)
-
-
-def _truncate(
-    state: DecodeState,
-    verdict: Verdict,
-    emitted: Array,
-    finite: Array,
-    possible: Array,
-) -> tuple[Array, Array]:
-    """Finds how much of what a pass emits is committed, and what becomes of rows.
-
-    Args:
-      state: slots.
-      verdict: what the rule decided.
-      emitted: what the pass may emit, [B, W].
-      finite: whether the logits of each position can be used, [B, W].
-      possible: whether the token may stand there. A rule never picks one that may
-        not unless none may: then the controls left nothing.
-
-    Returns:
-      Tokens committed, [B], and the new status, [B].
-    """
-    width = emitted.shape[1]
-    position = jnp.arange(width)[None, :]
-    n = verdict.n_accepted + 1
-    inside = position < n[:, None]
-    first = lambda mark: jnp.min(jnp.where(mark & inside, position, width), axis=1)
-    bad = first(~finite | ~possible)
-    stop = first(jnp.any(emitted[..., None] == state.stop_ids[:, None, :], axis=-1))
-    n = jnp.minimum(jnp.minimum(n, bad), stop + 1)
-    running = state.status == Status.RUNNING
-    n = jnp.where(running, n, 0)
-    status = jnp.where(
-        bad <= jnp.minimum(stop, verdict.n_accepted),
-        jnp.where(first(~finite) == bad, Status.ERROR, Status.DEAD_END),
-        jnp.where(
-            stop < width,
-            Status.STOPPED,
-            jnp.where(state.length + n >= state.limit, Status.LENGTH, Status.RUNNING),
-        ),
-    )
-    return n, jnp.where(running, status, state.status).astype(jnp.int32)
-
-
-def _append(
-    state: DecodeState,
-    proposal: Proposal,
-    verdict: Verdict,
-    emitted: Array,
-    logprobs: Array,
-    n_committed: Array,
-) -> DecodeState:
-    """Writes the committed tokens behind each row's text."""
-    batch, width = emitted.shape
-    position = jnp.arange(width)[None, :]
-    last = jnp.where(
-        proposal.n_valid == 0,
-        Origin.PLAIN,
-        jnp.where(
-            verdict.n_accepted == proposal.n_valid, Origin.BONUS, Origin.CORRECTION
-        ),
-    )
-    origin = jnp.where(
-        position < verdict.n_accepted[:, None], Origin.ACCEPTED, last[:, None]
-    )
-    size = state.tokens.shape[1]
-    # Positions that are not committed point past the end, where "drop" ignores them.
-    at = jnp.where(
-        position < n_committed[:, None], state.length[:, None] + position, size
-    )
-    rows = jnp.arange(batch)[:, None]
-    return state.replace(
-        tokens=state.tokens.at[rows, at].set(emitted, mode="drop"),
-        logprobs=state.logprobs.at[rows, at].set(logprobs, mode="drop"),
-        origin=state.origin.at[rows, at].set(origin.astype(jnp.int8), mode="drop"),
-        length=state.length + n_committed,
-        n_new=n_committed,
-    )
-
-
-def _append_top(
-    state: DecodeState, logits: Float[Array, "B W V"], n_committed: Array
-) -> DecodeState:
-    """Writes the most probable tokens of the committed positions."""
-    if state.top is None:
-        return state
-    batch, width, _ = logits.shape
-    values, ids = jax.lax.top_k(logits, state.top.ids.shape[2])
-    position = jnp.arange(width)[None, :]
-    at = jnp.where(
-        position < n_committed[:, None],
-        state.length[:, None] - n_committed[:, None] + position,
-        state.tokens.shape[1],
-    )
-    rows = jnp.arange(batch)[:, None]
-    logprobs = values - log_normalizer(logits)[..., None]
-    top = TopTokens(
-        state.top.ids.at[rows, at].set(ids, mode="drop"),
-        state.top.logprobs.at[rows, at].set(logprobs, mode="drop"),
-    )
-    return state.replace(top=top)
-
-
-def _count(
-    state: DecodeState,
-    proposal: Proposal,
-    verdict: Verdict,
-    n_committed: Array,
-    width: int,
-) -> RowStats:
-    stats = state.stats
-    running = (state.status == Status.RUNNING).astype(jnp.int32)
-    verified = proposal.n_valid * running
-    accepted = verdict.n_accepted * running
-    position = jnp.arange(stats.verified_at.shape[1])[None, :]
-    scored, kept = position < verified[:, None], position < accepted[:, None]
-    reached = scored & (position <= accepted[:, None])
-    return RowStats(
-        passes=stats.passes + running,
-        wide_passes=stats.wide_passes + (running if width > 1 else 0),
-        verified=stats.verified + verified,
-        accepted=stats.accepted + accepted,
-        committed=stats.committed + n_committed,
-        verified_at=stats.verified_at + scored.astype(jnp.int32),
-        reached_at=stats.reached_at + reached.astype(jnp.int32),
-        accepted_at=stats.accepted_at + kept.astype(jnp.int32),
-    )

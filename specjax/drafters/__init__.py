@@ -41,6 +41,7 @@ from specjax.drafters._protocol import (
     check_gamma,
     check_target,
     match_noise,
+    pending_token,
     stateless,
     unbind,
 )
@@ -80,6 +81,7 @@ __all__ = [
     "lower_precision",
     "match_noise",
     "model",
+    "pending_token",
     "plain",
     "prompt_lookup",
     "save_costs",

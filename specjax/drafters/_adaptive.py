@@ -103,6 +103,11 @@ def adaptive(
     inner, params = unbind(drafter, None)
     gamma = inner.spec.gamma
     check_gamma(gamma)
+    if inner.spec.depth:
+        raise ValueError(
+            f"drafter {inner.spec.name!r} drafts trees, and this policy reckons with "
+            "chains; use a drafter of chains."
+        )
     if bank is None:
         bank = [0, *(2**i for i in range(1, 16) if 2**i < gamma), gamma]
     lengths = tuple(sorted({*bank}))

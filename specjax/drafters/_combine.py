@@ -1,6 +1,7 @@
 """Drafters made of drafters."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from specjax.drafters._protocol import (
     match_noise,
     unbind,
 )
+from specjax.trees import Topology
 from specjax.typing import Array, Params
 
 
@@ -54,6 +56,7 @@ def _truncate(inner: Drafter, gamma: int) -> Drafter:
             logprobs=cut(proposal.logprobs),
             n_valid=jnp.minimum(proposal.n_valid, gamma),
             confidence=cut(proposal.confidence),
+            parents=cut(proposal.parents),
             cache=proposal.cache,
             hidden=cut(proposal.hidden, gamma + 1),
         )
@@ -66,12 +69,21 @@ def _truncate(inner: Drafter, gamma: int) -> Drafter:
             name=f"{spec.name}[:{gamma}]",
             gamma=gamma,
             draws=spec.draws,
-            **inherited(inner),
+            **(inherited(inner) | _first_nodes(inner, gamma)),
             bank=tuple(n for n in spec.bank if n < gamma),
         ),
         propose=propose,
         coupled=None if coupled is None else lambda: _truncate(coupled(), gamma),
     )
+
+
+def _first_nodes(inner: Drafter, gamma: int) -> dict[str, Any]:
+    """What is left of a drafter's static tree."""
+    topology = inner.spec.topology
+    if topology is None:
+        return {"depth": min(inner.spec.depth, gamma)}
+    first = Topology(topology.parents[:gamma], topology.ranks[:gamma])
+    return {"topology": first, "depth": first.max_depth}
 
 
 def fallback(
@@ -192,6 +204,8 @@ def _choose(enough: Array, near: Proposal, far: Proposal, gamma: int) -> Proposa
             return None
         return jnp.where(enough.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
 
+    if near.parents is not None or far.parents is not None:
+        near, far = _as_tree(near), _as_tree(far)
     tokens, n_valid = pick(near.tokens, far.tokens), pick(near.n_valid, far.n_valid)
     assert tokens is not None and n_valid is not None
     return Proposal(
@@ -199,8 +213,17 @@ def _choose(enough: Array, near: Proposal, far: Proposal, gamma: int) -> Proposa
         logprobs=pick(near.logprobs, far.logprobs),
         n_valid=n_valid,
         confidence=pick(near.confidence, far.confidence),
+        parents=pick(near.parents, far.parents),
         cache=near.cache if far.cache is None else far.cache,
     )
+
+
+def _as_tree(proposal: Proposal) -> Proposal:
+    """Gives a chain the parents that it has without saying so."""
+    if proposal.parents is not None:
+        return proposal
+    parents = jnp.arange(proposal.tokens.shape[1], dtype=jnp.int32) - 1
+    return proposal._replace(parents=jnp.broadcast_to(parents, proposal.tokens.shape))
 
 
 def _even(proposal: Proposal, gamma: int, size: int | None) -> Proposal:
@@ -215,4 +238,9 @@ def _even(proposal: Proposal, gamma: int, size: int | None) -> Proposal:
         index = lax.broadcasted_iota(jnp.int32, (*tokens.shape, size), 2)
         laws = jnp.where(index == tokens[..., None], 0.0, -jnp.inf)
     confidence = jax.tree.map(fit, proposal.confidence)
-    return proposal._replace(tokens=tokens, logprobs=laws, confidence=confidence)
+    parents = proposal.parents
+    if parents is not None:
+        parents = fit(parents + 1) - 1
+    return proposal._replace(
+        tokens=tokens, logprobs=laws, confidence=confidence, parents=parents
+    )

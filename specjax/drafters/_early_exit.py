@@ -94,24 +94,28 @@ def _early_exit(
         steps = jnp.max(n_valid)
         # Rows that draft less stay: what they would write could pass their capacity.
         wants = lambda i: (i < n_valid).astype(jnp.int32)
-        x, cache = halves.begin(own, pending_token(context), cache, stop=exit_block)
+        token = pending_token(context)
+        x, cache = halves.begin(own, token, cache, stop=exit_block)
         hidden = jnp.zeros((batch, gamma + 1, x.shape[-1]), x.dtype)
         hidden = hidden.at[:, :1].set(x)
 
         def step(carry):
-            i, hidden, cache, drafts = carry
+            i, token, hidden, cache, drafts = carry
             last = lax.dynamic_slice_in_dim(hidden, i, 1, axis=1)
             logits = halves.read(own, last)[:, 0]
             drafts = drawing.put(drafts, logits, context, i)
-            token = lax.dynamic_slice_in_dim(drafts.tokens, i, 1, axis=1)
+            drafted = lax.dynamic_slice_in_dim(drafts.tokens, i, 1, axis=1)
+            # A row that stays writes what stands there again: these blocks' part of
+            # the cache is what verification goes on with.
+            token = jnp.where(wants(i)[:, None] > 0, drafted, token)
             ahead = target.commit(cache, wants(i))
             x, cache = halves.begin(own, token, ahead, stop=exit_block)
             hidden = lax.dynamic_update_slice_in_dim(hidden, x, i + 1, axis=1)
-            return i + 1, hidden, cache, drafts
+            return i + 1, token, hidden, cache, drafts
 
-        start = (jnp.int32(0), hidden, cache, drawing.empty(batch, gamma))
+        start = (jnp.int32(0), token, hidden, cache, drawing.empty(batch, gamma))
         more = lambda carry: carry[0] < steps
-        _, hidden, cache, drafts = lax.while_loop(more, step, start)
+        _, _, hidden, cache, drafts = lax.while_loop(more, step, start)
         cache = target.commit(cache, -n_valid)
         return Proposal(*drafts, n_valid=n_valid, cache=cache, hidden=hidden)
 

@@ -15,6 +15,7 @@ from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import BoundDrafter, Drafter, check_gamma
 from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import token_recycling
+from specjax.trees import sequoia
 
 #: Drafters by name, each taking gamma (``plain`` ignores it).
 REGISTRY: dict[str, Callable[[int], Drafter]] = {
@@ -22,6 +23,11 @@ REGISTRY: dict[str, Callable[[int], Drafter]] = {
     "prompt_lookup": lambda gamma: prompt_lookup(gamma),
     "suffix": lambda gamma: suffix(gamma),
 }
+
+
+# How often the answer of each rank is right, roughly: what a tree of a given size is
+# made for. Another guess changes the tree, and no text.
+_RANKS = (0.4, 0.12, 0.07, 0.05, 0.03, 0.03, 0.02, 0.02)
 
 
 class SelfDraft(NamedTuple):
@@ -52,8 +58,13 @@ def _sparse_kv(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter
     return sparse_kv(model, gamma, sinks=numbers[0], window=numbers[1])
 
 
-def _token_recycling(model: ModelLike, gamma: int, _: list[int]) -> BoundDrafter:
-    return BoundDrafter(token_recycling(model.target.spec.vocab_size, gamma), None)
+def _token_recycling(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    shape = sequoia(_RANKS, numbers[0], max_depth=gamma) if numbers else gamma
+    return BoundDrafter(token_recycling(model.target.spec.vocab_size, shape), None)
+
+
+def _suffix_tree(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    return BoundDrafter(suffix(gamma, n_nodes=numbers[0]), None)
 
 
 #: Drafters that are made of or for one target, by name.
@@ -61,7 +72,8 @@ SELF_DRAFTS: dict[str, SelfDraft] = {
     "early_exit": SelfDraft("early_exit:BLOCKS", (1,), _early_exit),
     "layer_skip": SelfDraft("layer_skip:FIRST-LAST", (1, 2), _layer_skip),
     "sparse_kv": SelfDraft("sparse_kv:SINKS-WINDOW", (2,), _sparse_kv),
-    "token_recycling": SelfDraft("token_recycling", (0,), _token_recycling),
+    "token_recycling": SelfDraft("token_recycling[:NODES]", (0, 1), _token_recycling),
+    "suffix_tree": SelfDraft("suffix_tree:NODES", (1,), _suffix_tree),
     "bfloat16": SelfDraft(
         "bfloat16", (0,), lambda model, gamma, _: lower_precision(model, gamma)
     ),

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from specjax.models import Features, TargetSpec
 from specjax.sampling import Settings
+from specjax.trees import Topology
 from specjax.typing import Array, Float, Int, Params
 
 #: See ``DrafterSpec.draws``.
-DrawKind = Literal["point", "sample", "coupled"]
+DrawKind = Literal["point", "sample", "without_replacement", "coupled"]
 
 
 class TargetView(NamedTuple):
@@ -107,7 +108,9 @@ class DrafterSpec:
       gamma: draft tokens a pass, at most.
       needs_features: whether the context carries the target's hidden states.
       draws: where tokens come from. ``point``: point masses. ``sample``: the law in
-        ``Proposal.logprobs``, with noise that no rule uses. ``coupled``: the Gumbel
+        ``Proposal.logprobs``, with noise that no rule uses; siblings independently of
+        each other. ``without_replacement``: so, but siblings one after the other from
+        what is left of it, in the order of the nodes. ``coupled``: the Gumbel
         noise of the target's own draws (point masses to the rule), which is exact
         only where a draft is kept for being the token that the target draws.
       on_target: of drafters that work on the target's own cache, which they get as
@@ -117,6 +120,10 @@ class DrafterSpec:
         verification goes on from there (``Proposal.hidden``). 0: none.
       n_top: most probable tokens of each row of a pass that the drafter learns from
         (``DraftContext.scored``).
+      depth: of drafters of trees, the most tokens of a pass that can be kept; gamma is
+        then how many nodes a tree may have. 0: it drafts chains.
+      topology: the tree, where it is the same in every pass; else its shape may depend
+        on the drafts, which not every rule allows (``verify.check_trees``).
       bank: draft lengths below gamma that deserve a pass of their own width.
     """
 
@@ -127,7 +134,14 @@ class DrafterSpec:
     on_target: tuple[int, ...] = ()
     exit_block: int = 0
     n_top: int = 0
+    depth: int = 0
+    topology: Topology | None = None
     bank: tuple[int, ...] = ()
+
+    @property
+    def n_levels(self) -> int:
+        """Most tokens of a pass that can be kept."""
+        return self.depth or self.gamma
 
 
 class Drafter(NamedTuple):
@@ -177,6 +191,7 @@ def inherited(*inner: Drafter) -> dict[str, Any]:
       ValueError: they work on caches of different shapes.
     """
     specs = [it.spec for it in inner]
+    trees = [spec.depth for spec in specs]
     shapes = {spec.on_target for spec in specs if spec.on_target}
     if len(shapes) > 1:
         raise ValueError(
@@ -188,6 +203,8 @@ def inherited(*inner: Drafter) -> dict[str, Any]:
         "on_target": next(iter(shapes), ()),
         "exit_block": max(spec.exit_block for spec in specs),
         "n_top": max(spec.n_top for spec in specs),
+        "depth": max(spec.n_levels for spec in specs) if any(trees) else 0,
+        "topology": specs[0].topology if len(specs) == 1 else None,
     }
 
 

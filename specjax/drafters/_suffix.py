@@ -23,6 +23,7 @@ from specjax.drafters._protocol import (
     check_gamma,
     stateless,
 )
+from specjax.trees import merge_continuations, take_nodes
 from specjax.typing import Array, Bool, Float, Int
 
 # Entries of the order that a search looks at together: five rounds for a million
@@ -45,13 +46,14 @@ class _Settings(NamedTuple):
     offset: float
     min_token_prob: float
     max_occurrences: int
+    n_nodes: int
 
 
 class _Draft(NamedTuple):
     """What one source proposes for one row.
 
     Attributes:
-      tokens: [G]
+      tokens: [G], or of a tree's nodes [N].
       confidence: share of each token among what followed, 0 from n_valid on. [G]
       n_valid: []
       expected: tokens that will be accepted if the shares are the truth. []
@@ -63,6 +65,7 @@ class _Draft(NamedTuple):
     n_valid: Int[Array, ""]
     expected: Float[Array, ""]
     matched: Int[Array, ""]
+    parents: Int[Array, " N"] | None = None
 
 
 def suffix(
@@ -74,6 +77,7 @@ def suffix(
     offset: float = 0.0,
     min_token_prob: float = 0.1,
     max_occurrences: int = 32,
+    n_nodes: int | None = None,
 ) -> Drafter:
     """Proposes what most often followed the text's longest suffix.
 
@@ -88,6 +92,9 @@ def suffix(
     ``floor(factor * match + offset)`` tokens, or where all documents end. An occurrence
     in the row's text that reaches its end goes on in the draft, periodically.
 
+    With ``n_nodes`` what followed is merged to a tree instead, of the nodes with the
+    largest D (``trees.merge_continuations``), no deeper than a draft would be long.
+
     The source with the larger sum of D, the number of tokens expected to be accepted,
     is proposed; of equal ones that with the longer match, then the row's own text.
 
@@ -101,7 +108,7 @@ def suffix(
     the host. The state is empty.
 
     Args:
-      gamma: draft tokens a pass, at most.
+      gamma: draft tokens a pass, at most; the depth of a tree.
       max_match: longest match looked for. Longer ones count as this long, and the
         occurrences are not told apart further.
       min_match: shortest match that counts. A wrong draft costs a wide pass.
@@ -114,6 +121,7 @@ def suffix(
         evenly spaced by what stands before the match: a share among them is that among
         all within about 1 / (2 * sqrt(max_occurrences)) (standard error of a random
         sample).
+      n_nodes: draft tokens of a tree, at most; None drafts chains.
 
     Returns:
       A drafter whose parameters are a ``Datastore`` or None. Equal calls give the
@@ -124,7 +132,7 @@ def suffix(
       ValueError: a setting is out of range.
 
     Differs from paper: SuffixDecoding scores all match lengths, here only the longest
-    of each source is; REST verifies a tree, this is a chain.
+    of each source is.
     """
     check_gamma(gamma)
     if not 1 <= min_match <= max_match:
@@ -145,6 +153,8 @@ def suffix(
         raise ValueError(f"{min_token_prob=} must be in [0, 1].")
     if max_occurrences < 1:
         raise ValueError(f"{max_occurrences=} must be at least 1.")
+    if n_nodes is not None and n_nodes < 1:
+        raise ValueError(f"{n_nodes=} must be at least 1, or None for chains.")
     return _suffix(
         _Settings(
             gamma,
@@ -154,6 +164,7 @@ def suffix(
             float(offset),
             float(min_token_prob),
             max_occurrences,
+            n_nodes or 0,
         )
     )
 
@@ -168,9 +179,12 @@ def _suffix(settings: _Settings) -> Drafter:
             logprobs=None,
             n_valid=draft.n_valid,
             confidence=draft.confidence,
+            parents=draft.parents,
         )
 
     spec = DrafterSpec(name="suffix", gamma=settings.gamma)
+    if settings.n_nodes:
+        spec = DrafterSpec("suffix_tree", settings.n_nodes, depth=settings.gamma)
     return stateless(spec, propose)
 
 
@@ -182,13 +196,14 @@ def _propose_row(
     settings: _Settings,
 ) -> _Draft:
     windows, matched = _in_history(history, length, settings)
+    choose = _merge if settings.n_nodes else _vote
     if store is None:
-        return _vote(windows, matched, settings)
+        return choose(windows, matched, settings)
     lacking = ((0, settings.max_occurrences - windows.shape[0]), (0, 0))
     windows = jnp.pad(windows, lacking, constant_values=-1)
     theirs = _in_datastore(store, history, length, settings)
     both = jax.tree.map(lambda *x: jnp.stack(x), (windows, matched), theirs)
-    drafts = jax.vmap(functools.partial(_vote, settings=settings))(*both)
+    drafts = jax.vmap(functools.partial(choose, settings=settings))(*both)
     gain = drafts.expected[1] - drafts.expected[0]
     longer = drafts.matched[1] > drafts.matched[0]
     better = (gain > _SAME) | ((gain >= -_SAME) & longer)
@@ -299,11 +314,7 @@ def _vote(
     windows: Int[Array, "K G"], matched: Int[Array, ""], settings: _Settings
 ) -> _Draft:
     """Takes the most frequent continuation, position by position."""
-    lengths = np.arange(settings.max_match + 1)
-    limits = np.floor(settings.factor * lengths + settings.offset)
-    limits[0] = 0
-    limits = jnp.asarray(np.clip(limits, 0, settings.gamma), jnp.int32)
-    limit = _take(limits, matched)
+    limit = _limit(matched, settings)
 
     def step(carry, ids: Int[Array, " K"]):
         position, voting, going, survival = carry
@@ -331,6 +342,37 @@ def _vote(
         expected=jnp.sum(survivals),
         matched=matched,
     )
+
+
+def _merge(
+    windows: Int[Array, "K G"], matched: Int[Array, ""], settings: _Settings
+) -> _Draft:
+    """Takes the continuations as a tree of the likeliest nodes."""
+    lengths = jnp.full(windows.shape[:1], _limit(matched, settings))
+    made = merge_continuations(windows, settings.n_nodes, lengths=lengths)
+    survival = jnp.where(made.tree.valid, jnp.exp(made.scores), 0.0)
+    # Below its parent's: what is left out takes nothing along that is kept.
+    keep = made.tree.valid & (survival > settings.min_token_prob - _SAME)
+    tree, index = take_nodes(keep, made.tree.parents, settings.n_nodes)
+    survival = jnp.where(tree.valid, survival[index], 0.0)
+    above = jnp.where(tree.parents < 0, 1.0, survival[jnp.maximum(tree.parents, 0)])
+    return _Draft(
+        tokens=jnp.where(tree.valid, made.tokens[index], 0),
+        confidence=jnp.where(tree.valid, survival / above, 0.0),
+        n_valid=tree.n_nodes,
+        expected=jnp.sum(survival),
+        matched=matched,
+        parents=tree.parents,
+    )
+
+
+def _limit(matched: Int[Array, ""], settings: _Settings) -> Int[Array, ""]:
+    """Returns how many tokens a match of some length is followed for."""
+    lengths = np.arange(settings.max_match + 1)
+    limits = np.floor(settings.factor * lengths + settings.offset)
+    limits[0] = 0
+    limits = jnp.asarray(np.clip(limits, 0, settings.gamma), jnp.int32)
+    return _take(limits, matched)
 
 
 def _take(values: Int[Array, " N"], index: Int[Array, "*I"]) -> Int[Array, "*I"]:

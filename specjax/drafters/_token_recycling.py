@@ -3,7 +3,7 @@
 Reference: Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large
 Language Models with Token Recycling", arXiv:2408.08696. Every row of a pass, kept or
 rejected, says what the target expects after its token; a draft walks from the pending
-token along the latest such answers.
+token along the latest such answers, or along the best few as a tree.
 """
 
 import functools
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from specjax.drafters._protocol import (
     DraftContext,
@@ -23,12 +22,13 @@ from specjax.drafters._protocol import (
     n_wanted,
     pending_token,
 )
+from specjax.trees import Topology, chain
 from specjax.typing import Array, Int
 
 
 @functools.cache
-def token_recycling(vocab_size: int, gamma: int = 4) -> Drafter:
-    """Proposes the target's latest answer to each token, one after the other.
+def token_recycling(vocab_size: int, shape: int | Topology = 4) -> Drafter:
+    """Proposes the target's latest answers to each token, one after the other.
 
     A token that no pass of this row has met is answered by what last followed it in the
     row's text, then by the drafter's parameters (``successor_table``), if it has any;
@@ -37,32 +37,49 @@ def token_recycling(vocab_size: int, gamma: int = 4) -> Drafter:
 
     Args:
       vocab_size: of the target.
-      gamma: draft tokens a pass.
+      shape: draft tokens a pass as a chain; or a tree, in which a child of rank r is
+        the token that was r-th most probable (``trees.sequoia`` makes good ones of
+        how often each rank is right).
 
     Returns:
       The drafter; its parameters are None or an int32 [V] table with -1 for unknown,
-      its state is one such table a row. Equal calls give the identical drafter.
+      its state holds int32 [B, V, K], the K best answers to each token. Equal calls
+      give the identical drafter.
 
     Raises:
       ValueError: a size is out of range.
     """
+    if not isinstance(shape, Topology):
+        check_gamma(shape)
+    tree = shape if isinstance(shape, Topology) else chain(shape)
+    gamma = tree.n_nodes
     check_gamma(gamma)
-    if vocab_size < 1:
-        raise ValueError(f"{vocab_size=} must be at least 1.")
+    width = 1 + max(tree.ranks)
+    if not width <= vocab_size:
+        raise ValueError(f"{vocab_size=} must be at least {width}, a node's children.")
 
-    def init(batch: int, capacity: int) -> Int[Array, "B V"]:
-        return jnp.full((batch, vocab_size), -1, jnp.int32)
+    def init(batch: int, capacity: int) -> Int[Array, "B V K"]:
+        return jnp.full((batch, vocab_size, width), -1, jnp.int32)
 
     def reset_row(state: Array, row: Array) -> Array:
         return state.at[row].set(-1)
 
     def propose(params: Array | None, state: Array, context: DraftContext):
         most = n_wanted(context, gamma)
-        find = functools.partial(_walk, start=params, gamma=gamma)
-        tokens, n_known = jax.vmap(find)(
+        find = functools.partial(_walk, start=params, tree=tree)
+        tokens = jax.vmap(find)(
             pending_token(context)[:, 0], state, context.history, context.length
         )
-        return Proposal(tokens, None, jnp.minimum(n_known, most)), state
+        known = tokens >= 0
+        # A chain ends where nothing is known. In a tree what is not known is filled.
+        n_known = jnp.sum(jnp.cumprod(known.astype(jnp.int32), axis=1), axis=1)
+        parents = None
+        if not tree.is_chain:
+            n_known = jnp.where(jnp.any(known, axis=1), gamma, 0)
+            parents = jnp.broadcast_to(jnp.asarray(tree.parents), tokens.shape)
+        n_valid = jnp.minimum(n_known, most)
+        tokens = jnp.maximum(tokens, 0)
+        return Proposal(tokens, None, n_valid, parents=parents), state
 
     def commit(params: Array | None, state: Array, context: DraftContext) -> Array:
         assert context.scored is not None
@@ -71,11 +88,17 @@ def token_recycling(vocab_size: int, gamma: int = 4) -> Drafter:
         # One row of the pass after the other: a token met twice keeps its last answer.
         for i in range(tokens.shape[1]):
             at = jnp.where(i < n_rows, tokens[:, i], vocab_size)
-            state = state.at[rows, at].set(top[:, i, 0], mode="drop")
+            state = state.at[rows, at].set(top[:, i, :width], mode="drop")
         return state
 
     return Drafter(
-        spec=DrafterSpec(name="token_recycling", gamma=gamma, n_top=1),
+        spec=DrafterSpec(
+            name="token_recycling",
+            gamma=gamma,
+            n_top=width,
+            depth=0 if tree.is_chain else tree.max_depth,
+            topology=None if tree.is_chain else tree,
+        ),
         init=init,
         prefill=lambda params, state, row, tokens, n_real, features: state,
         reset_row=reset_row,
@@ -122,26 +145,30 @@ def successor_table(
 
 def _walk(
     pending: Int[Array, ""],
-    table: Int[Array, " V"],
+    table: Int[Array, "V K"],
     history: Int[Array, " L"],
     length: Int[Array, ""],
     *,
     start: Int[Array, " V"] | None,
-    gamma: int,
-) -> tuple[Int[Array, " G"], Int[Array, ""]]:
-    """Walks from one row's pending token; returns the draft and how far it is known."""
+    tree: Topology,
+) -> Int[Array, " N"]:
+    """Walks from one row's pending token, level by level; -1 where nothing is known."""
     index = jnp.arange(history.shape[0])
-
-    def step(token: Array, _: None) -> tuple[Array, Array]:
-        known = jnp.maximum(token, 0)
-        last = jnp.max(jnp.where((history == token) & (index < length - 1), index, -1))
-        seen = jnp.where(last < 0, -1, history[last + 1])
-        found = jnp.where(table[known] >= 0, table[known], seen)
+    tokens = jnp.full((tree.n_nodes + 1,), -1, jnp.int32).at[0].set(pending)
+    parents, ranks = np.asarray(tree.parents), np.asarray(tree.ranks)
+    for level in tree.levels:
+        nodes = np.asarray(level)
+        before = tokens[parents[nodes] + 1]
+        known = jnp.maximum(before, 0)
+        same = (history[None, :] == before[:, None]) & (index < length - 1)
+        last = jnp.max(jnp.where(same, index, -1), axis=1)
+        # What the text or the parameters know is one answer: the first.
+        other = jnp.where(last < 0, -1, history[last + 1])
         if start is not None:
-            found = jnp.where(found >= 0, found, start[known])
-        found = jnp.where(token >= 0, found, -1).astype(jnp.int32)
-        return found, found
-
-    _, tokens = lax.scan(step, pending.astype(jnp.int32), None, length=gamma)
-    n_known = jnp.sum(jnp.cumprod((tokens >= 0).astype(jnp.int32)))
-    return jnp.maximum(tokens, 0), n_known
+            other = jnp.where(other >= 0, other, start[known])
+        other = jnp.where(ranks[nodes] == 0, other, -1)
+        found = table[known, ranks[nodes]]
+        found = jnp.where(found >= 0, found, other)
+        found = jnp.where(before >= 0, found, -1).astype(jnp.int32)
+        tokens = tokens.at[nodes + 1].set(found)
+    return tokens[1:]

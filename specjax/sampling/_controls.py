@@ -10,13 +10,13 @@ Rows of a pass form a tree: row 0 is the pending token and row i + 1 is draft i,
 parent is an earlier row. A chain is the tree of one branch.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specjax.trees import PassLayout, pass_layout, tree_arrays
 from specjax.typing import Array, Bool, Float, Int
 
 #: State of a row that has no finite-state constraint.
@@ -142,7 +142,7 @@ def apply_controls(
     tokens: Int[Array, "B N"],
     length: Int[Array, " B"],
     stop_ids: Int[Array, "B S"],
-    parents: Sequence[int] | None = None,
+    parents: Int[Array, "B N"] | None = None,
 ) -> Float[Array, "B W V"]:
     """Applies every row's controls to the logits of a pass.
 
@@ -152,21 +152,25 @@ def apply_controls(
       tokens: the drafts of the pass, N = W - 1, ids inside the vocabulary.
       length: committed tokens of each batch row, the pending one included.
       stop_ids: ids that end a batch row, -1 for none.
-      parents: for each draft the row it follows (0 is the pending token); None is a
-        chain, (0, 1, 2, ...).
+      parents: for each draft the draft it follows, -1 for the pending token, parents
+        first; None is a chain.
 
     Returns:
       The controlled logits, -inf where a token may not be emitted. A row below a
       draft that may not be emitted itself is not constrained: no rule reaches it.
     """
-    n_rows = logits.shape[1]
-    parents = tuple(range(n_rows - 1)) if parents is None else tuple(parents)
+    if parents is None:
+        n_rows = logits.shape[1]
+        mask, offsets = np.tri(n_rows, dtype=bool), np.arange(n_rows)
+        layout = PassLayout(mask[None], offsets[None])
+    else:
+        layout = pass_layout(tree_arrays(parents))
     token = lax.broadcasted_iota(jnp.int32, (1, 1, logits.shape[2]), 2)
-    position = length[:, None] + jnp.asarray(_depths(parents))[None, :]
+    position = length[:, None] + jnp.asarray(layout.offsets)
     if controls.bias is not None:
         logits = logits + controls.bias[:, None, :]
     if controls.penalties is not None:
-        n_drafted = _drafted(tokens, parents, token)
+        n_drafted = _drafted(tokens, layout.mask, token)
         logits = _penalize(logits, controls.penalties, n_drafted)
     if controls.forced is not None:
         # A position beyond the buffer is never committed; fill, do not clamp.
@@ -214,24 +218,14 @@ def advance_controls(
         penalties = controls.penalties._replace(counts=counts)
         controls = controls._replace(penalties=penalties)
     if controls.mask is not None:
-        state = _mask_states(controls.mask, emitted, tuple(range(width)))
+        state = _mask_states(controls.mask, emitted, None)
         state = jnp.take_along_axis(state, n_committed[:, None], axis=1)[:, 0]
         controls = controls._replace(mask=controls.mask._replace(state=state))
     return controls
 
 
-def _depths(parents: Sequence[int]) -> np.ndarray:
-    """Returns each row's depth; row 0, the pending token, has depth 0."""
-    depths = [0]
-    for row, parent in enumerate(parents, start=1):
-        if not 0 <= parent < row:
-            raise ValueError(f"{parents=}: row {row} must follow an earlier row.")
-        depths.append(depths[parent] + 1)
-    return np.asarray(depths, np.int32)
-
-
 def _drafted(
-    tokens: Int[Array, "B N"], parents: Sequence[int], token: Int[Array, "1 1 V"]
+    tokens: Int[Array, "B N"], mask: Array | np.ndarray, token: Int[Array, "1 1 V"]
 ) -> Int[Array, "B W V"] | None:
     """Counts each token among the drafts on a row's path, itself included.
 
@@ -239,15 +233,9 @@ def _drafted(
     arithmetic that uses it, in one pass over the logits, and on a vocabulary that is
     split over devices it needs no communication.
     """
-    if not parents:
-        return None
-    on_path = np.zeros((len(parents) + 1, len(parents)), bool)
-    for draft, parent in enumerate(parents):
-        on_path[draft + 1] = on_path[parent]
-        on_path[draft + 1, draft] = True
     total = None
-    for draft in range(len(parents)):
-        here = jnp.asarray(on_path[:, draft])[None, :, None]
+    for draft in range(tokens.shape[1]):
+        here = jnp.asarray(mask[..., draft + 1])[..., None]
         hit = (here & (token == tokens[:, draft, None, None])).astype(jnp.int32)
         total = hit if total is None else total + hit
     return total
@@ -271,15 +259,18 @@ def _penalize(
 
 
 def _mask_states(
-    mask: MaskState, tokens: Int[Array, "B N"], parents: Sequence[int]
+    mask: MaskState, tokens: Int[Array, "B N"], parents: Int[Array, "B N"] | None
 ) -> Int[Array, "B W"]:
     """Returns the constraint's state at each row of a pass.
 
     ``UNCONSTRAINED`` where there is none, and below a token that is not allowed.
     """
     states = [mask.state]
-    for draft, parent in enumerate(parents):
-        state = states[parent]
+    for draft in range(tokens.shape[1]):
+        state = states[draft]
+        if parents is not None:
+            at = parents[:, draft, None] + 1
+            state = jnp.take_along_axis(jnp.stack(states, 1), at, axis=1)[:, 0]
         after = mask.transitions[jnp.maximum(state, 0), tokens[:, draft]]
         states.append(jnp.where(state < 0, state, after))
     return jnp.stack(states, axis=1)

@@ -206,21 +206,29 @@ def _params(
     kind: str, gamma: int, texts: Sequence[Sequence[int]], ids: Sequence[int]
 ) -> Params:
     """Packs what a planted drafter knows into arrays of one shape."""
+    if kind == "constant" and len(ids) != gamma:
+        raise ValueError(f"{gamma=} needs as many ids, got {ids}.")
+    return known_texts(texts) | {
+        "kind": jnp.int32(_KINDS.index(kind)),
+        "ids": jnp.asarray(ids if len(ids) else [0] * gamma, jnp.int32),
+    }
+
+
+def known_texts(texts: Sequence[Sequence[int]]) -> Params:
+    """Packs texts into an array of one shape.
+
+    Raises:
+      ValueError: there are too many, or one is too long.
+    """
     if len(texts) > KNOWN_TEXTS or any(len(t) > KNOWN_LENGTH for t in texts):
         raise ValueError(
             f"A planted drafter knows {KNOWN_TEXTS} texts of {KNOWN_LENGTH} ids; got "
             f"{[len(t) for t in texts]}."
         )
-    if kind == "constant" and len(ids) != gamma:
-        raise ValueError(f"{gamma=} needs as many ids, got {ids}.")
     known = np.full((KNOWN_TEXTS, KNOWN_LENGTH), -1, np.int32)
     for row, text in zip(known, texts, strict=False):
         row[: len(text)] = text
-    return {
-        "kind": jnp.int32(_KINDS.index(kind)),
-        "texts": jnp.asarray(known),
-        "ids": jnp.asarray(ids if len(ids) else [0] * gamma, jnp.int32),
-    }
+    return {"texts": jnp.asarray(known)}
 
 
 @functools.cache
@@ -231,16 +239,14 @@ def _by_params(gamma: int, vocab_size: int) -> Drafter:
     def propose(
         params: Params, state: tuple[()], context: DraftContext
     ) -> tuple[Proposal, tuple[()]]:
-        known, n_known = _follow(
-            params["texts"], context.history, context.length, gamma
-        )
-        bits = _hash(context)
+        known, n_known = follow(params["texts"], context.history, context.length, gamma)
+        bits = history_hash(context)
         position = jnp.arange(gamma)[None, :]
         one_off = (known + 1) % vocab_size
         k = (bits % jnp.uint32(gamma + 1)).astype(jnp.int32)[:, None]
         turns = (position + context.length[:, None]) % 2 == 0
         foreign = jnp.where(turns, vocab_size, -1)
-        noise = _scramble(bits[:, None] + position.astype(jnp.uint32))
+        noise = scramble(bits[:, None] + position.astype(jnp.uint32))
         random = (noise % jnp.uint32(vocab_size)).astype(jnp.int32)
         mostly = (noise >> 16) % jnp.uint32(4) != 0
         everything = jnp.full_like(n_known, gamma)
@@ -255,7 +261,7 @@ def _by_params(gamma: int, vocab_size: int) -> Drafter:
             "silent": (known, jnp.zeros_like(n_known)),
             "hashed": (
                 jnp.where(mostly & (position < n_known[:, None]), known, random),
-                (_scramble(bits) % jnp.uint32(gamma + 1)).astype(jnp.int32),
+                (scramble(bits) % jnp.uint32(gamma + 1)).astype(jnp.int32),
             ),
             "constant": (
                 jnp.broadcast_to(params["ids"][None, :], known.shape),
@@ -328,7 +334,7 @@ def _remembering(gamma: int) -> Drafter:
         at = jnp.maximum(context.length - 1, 0)[:, None]
         pending = jnp.take_along_axis(context.history, at, axis=1)[:, 0]
         text = text.at[jnp.arange(text.shape[0]), length].set(pending)
-        tokens, n_valid = _follow(params["texts"], text, length + 1, gamma)
+        tokens, n_valid = follow(params["texts"], text, length + 1, gamma)
         return Proposal(tokens=tokens, logprobs=None, n_valid=n_valid), state
 
     def commit(params, state, context: DraftContext) -> _Memory:
@@ -360,7 +366,7 @@ def _with_params(spec: DrafterSpec, propose) -> Drafter:
     )
 
 
-def _follow(
+def follow(
     texts: Int[Array, "N L"],
     history: Int[Array, "B S"],
     length: Int[Array, " B"],
@@ -389,22 +395,22 @@ def _follow(
     return jax.vmap(row)(history, length)
 
 
-def _scramble(x: Array) -> Array:
+def scramble(x: Array) -> Array:
     """Mixes the bits of uint32 values (the finaliser of MurmurHash3)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
-def _hash(context: DraftContext) -> Array:
+def history_hash(context: DraftContext) -> Array:
     """Hashes each row's text up to its length to uint32 [B]."""
     index = jnp.arange(context.history.shape[1], dtype=jnp.uint32)[None, :]
     inside = jnp.arange(context.history.shape[1])[None, :] < context.length[:, None]
-    mixed = _scramble(
+    mixed = scramble(
         context.history.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + index
     )
     total = jnp.sum(jnp.where(inside, mixed, jnp.uint32(0)), axis=1, dtype=jnp.uint32)
-    return _scramble(total)
+    return scramble(total)
 
 
 @functools.cache
@@ -458,13 +464,16 @@ def tie_target(target: Target, ids: tuple[int, ...]) -> Target:
 def _wrap(target: Target, change) -> Target:
     """Wraps a target: ``change`` is (logits, ids, predicted positions) -> logits."""
 
-    def forward(params, tokens, cache, *, row=None, with_logits=True):
+    def forward(params, tokens, cache, *, row=None, with_logits=True, layout=None):
+        more = {} if layout is None else {"layout": layout}
         logits, features, after = target.forward(
-            params, tokens, cache, row=row, with_logits=with_logits
+            params, tokens, cache, row=row, with_logits=with_logits, **more
         )
         if logits is not None:
             length = cache.length if row is None else cache.length[row][None]
-            predicted = length[:, None] + jnp.arange(tokens.shape[1])[None, :] + 1
+            offsets = jnp.arange(tokens.shape[1]) if layout is None else layout.offsets
+            offsets = jnp.broadcast_to(offsets, tokens.shape)
+            predicted = length[:, None] + offsets + 1
             logits = change(logits, tokens, predicted)
         return logits, features, after
 

@@ -90,9 +90,10 @@ def _target(vocab_size: int) -> Target:
         if layout is not None:
             # The last of the others that a row sees is the one it follows.
             size = tokens.shape[1]
-            others = layout.mask & ~jnp.eye(size, dtype=bool)
-            follows = jnp.max(jnp.where(others, jnp.arange(size), -1), axis=-1)
-            follows = jnp.broadcast_to(follows, tokens.shape)
+            mask = jnp.broadcast_to(layout.mask, (*tokens.shape, size))
+            others = mask & ~jnp.eye(size, dtype=bool)[None]
+            index = jnp.arange(size)[None, None, :]
+            follows = jnp.max(jnp.where(others, index, -1), axis=-1)
             inside = jnp.take_along_axis(tokens, jnp.maximum(follows, 0), axis=1)
             before = jnp.where(follows >= 0, inside, before)
         logits: Float[Array, "R T V"] | None = None

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from specjax import drafters, verify
+from specjax import drafters, trees, verify
 from specjax.decode import init_state, spec_step
 from specjax.models import DecoderConfig, abstract_params, decoder_target
 from specjax.sampling import ControlSpec
@@ -24,6 +24,13 @@ CONFIG = DecoderConfig(
     windows=(8, None),
 )
 
+DRAFTERS = {
+    "plain": drafters.plain(),
+    "prompt_lookup": drafters.prompt_lookup(3),
+    "suffix_tree": drafters.suffix(3, n_nodes=5),
+    "recycling_tree": drafters.token_recycling(40, trees.k_ary(2, 2)),
+}
+
 
 @pytest.mark.parametrize(
     ("rule", "drafter", "dtype"),
@@ -31,11 +38,13 @@ CONFIG = DecoderConfig(
         ("greedy", "plain", "float32"),
         ("coupled", "prompt_lookup", "float32"),
         ("rejection", "prompt_lookup", "bfloat16"),
+        ("coupled", "suffix_tree", "float32"),
+        ("rejection", "recycling_tree", "bfloat16"),
     ],
 )
 def test_nothing_is_promoted_by_chance(rule, drafter, dtype):
     config = DecoderConfig(**{**CONFIG.__dict__, "dtype": dtype})
-    target, drafter = decoder_target(config), drafters.by_name(drafter, 3)
+    target, drafter = decoder_target(config), DRAFTERS[drafter]
 
     def step(params):
         state = init_state(
@@ -54,7 +63,7 @@ def test_nothing_is_promoted_by_chance(rule, drafter, dtype):
             target=target,
             drafter=drafter,
             rule=verify.by_name(rule),
-            widths=(1, 4) if drafter.spec.gamma else (1,),
+            widths=(1, drafter.spec.gamma + 1) if drafter.spec.gamma else (1,),
         )[0]
 
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):

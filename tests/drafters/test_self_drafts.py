@@ -19,7 +19,7 @@ TARGET = tiny_model(6, vocab_size=VOCAB)
 TEXT = np.random.default_rng(3).integers(0, VOCAB, 100)
 
 
-def requests():
+def requests(max_drafts=(None,) * 4):
     prompts = [TEXT[:5], TEXT[7:37], TEXT[3:6], TEXT[50:51]]
     return [
         Request(
@@ -29,12 +29,14 @@ def requests():
             temperature=(0.0, 0.8, 1.3, 0.7)[i],
             top_p=0.9,
             seed=i,
+            max_drafts=max_drafts[i],
         )
         for i, prompt in enumerate(prompts)
     ]
 
 
-def complete(draft, rule="coupled", *, model=TARGET, exact=True):
+def complete(draft, rule="coupled", *, model=TARGET, exact=True, asked=None):
+    asked = requests() if asked is None else asked
     engine = Engine(
         model,
         drafter=draft,
@@ -44,8 +46,8 @@ def complete(draft, rule="coupled", *, model=TARGET, exact=True):
         exact=exact,
         width=GAMMA + 1 if exact else None,
     )
-    done = {e.id: e.completion for e in engine.run(requests()) if e.completion}
-    return [done[i] for i in range(len(requests()))]
+    done = {e.id: e.completion for e in engine.run(asked) if e.completion}
+    return [done[i] for i in range(len(asked))]
 
 
 def first_blocks(model):
@@ -76,6 +78,20 @@ def test_early_exit_changes_no_text(dtype):
     done = complete(drafters.early_exit(model.target, EXIT, GAMMA), model=model)
     for a, b in zip(plain, done, strict=True):
         assert (a.ids, a.logprobs) == (b.ids, b.logprobs)
+
+
+@pytest.mark.parametrize("kind", ["early_exit", "layer_skip"])
+def test_rows_that_draft_less_than_others_keep_their_text(kind):
+    """What a row writes while others still draft stands in the cache of its text."""
+    draft = {
+        "early_exit": drafters.early_exit(TARGET.target, EXIT, GAMMA),
+        "layer_skip": drafters.layer_skip(TARGET, GAMMA, ff=(1,)),
+    }[kind]
+    plain = complete(drafters.plain())
+    for most in ((0, 3, 2, 1), (1, 0, 3, 2), (3, 1, 0, 0)):
+        done = complete(draft, asked=requests(most))
+        for a, b in zip(plain, done, strict=True):
+            assert (a.ids, a.logprobs) == (b.ids, b.logprobs)
 
 
 def test_two_halves_are_the_whole_in_every_bit():

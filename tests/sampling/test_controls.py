@@ -22,7 +22,7 @@ from specjax.text import TokenMask
 BATCH, VOCAB, SIZE, N_STATES = 3, 7, 24, 4
 ALL = ControlSpec(True, True, True, True, N_STATES)
 
-_APPLY = jax.jit(apply_controls, static_argnames="parents")
+_APPLY = jax.jit(apply_controls)
 _ADVANCE = jax.jit(advance_controls)
 
 
@@ -135,9 +135,13 @@ def _legal_output(rng, row, transitions, n):
 SHAPES = [(), (0,), (0, 1, 2, 3), (0, 0, 1, 1, 2, 5), (0, 1, 1, 0, 4)]
 
 
-@pytest.mark.parametrize("parents", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("parents", "chain"),
+    [(p, False) for p in SHAPES] + [(p, True) for p in SHAPES[:3]],
+    ids=str,
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_row_is_treated_as_plain_decoding_would(parents, seed):
+def test_every_row_is_treated_as_plain_decoding_would(parents, seed, chain):
     rng = np.random.default_rng(seed)
     transitions = _table(rng)
     rows = _rows(rng, transitions)
@@ -152,7 +156,7 @@ def test_every_row_is_treated_as_plain_decoding_would(parents, seed):
             [len(r.prompt) + len(o) for r, o in zip(rows, outputs, strict=True)]
         ),
         stop_ids=np.asarray([r.stops for r in rows], np.int32),
-        parents=parents,
+        parents=None if chain else np.asarray([parents] * BATCH, np.int32) - 1,
     )
     n_checked = 0
     for r, row in enumerate(rows):
@@ -228,18 +232,6 @@ def test_empty_rows_change_nothing():
         stop_ids=np.full((2, 1), 3, np.int32),
     )
     np.testing.assert_array_equal(got, logits)
-
-
-def test_parents_must_come_first():
-    with pytest.raises(ValueError, match="row 1 must follow an earlier row"):
-        apply_controls(
-            jnp.zeros((1, 2, VOCAB)),
-            init_controls(ALL, batch=1, size=SIZE, vocab_size=VOCAB),
-            tokens=jnp.zeros((1, 1), jnp.int32),
-            length=jnp.ones((1,), jnp.int32),
-            stop_ids=jnp.zeros((1, 1), jnp.int32),
-            parents=(1,),
-        )
 
 
 @pytest.mark.parametrize("seen", [dict(covers=True), dict(covers=False)])

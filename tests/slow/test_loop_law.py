@@ -1,5 +1,8 @@
 """The law of sequences out of the whole loop, a hundred thousand draws a case."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
@@ -19,9 +22,10 @@ from specjax.drafters import (
     token_recycling,
     truncate,
 )
-from specjax.testing import planted
+from specjax.testing import planted, planted_trees
 from specjax.testing.loop_checks import check_law, make_model, sampled_draft
 from specjax.testing.table_target import table_model
+from specjax.trees import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,6 +100,64 @@ def test_sequences_have_the_targets_law(rule, draft, temperature, top_p):
         top_p=top_p,
     )
     assert fault is None
+
+
+TREE = Topology((-1, -1, 0, 0, 1, 2, 5))
+TREES = {
+    "iid": lambda: planted_trees.drawn(TREE, draft_table(), siblings="iid"),
+    "without": lambda: planted_trees.drawn(
+        TREE, draft_table(), siblings="without_replacement"
+    ),
+    # Right at random for one text of many: mostly wrong, and shaped by hash.
+    "grown": lambda: planted_trees.grown(6, VOCAB, [(0, 1, 2, 0, 1, 2, 3)]),
+    "recycling": lambda: BoundDrafter(token_recycling(VOCAB, TREE), None),
+    "suffix": lambda: BoundDrafter(
+        suffix(GAMMA, min_match=1, n_nodes=6),
+        build_datastore([(0, 1, 2, 3), (2, 4, 1), (1, 2, 0)], size=16),
+    ),
+}
+TREE_CASES = [
+    ("iid", "rejection"),
+    ("iid", "k_seq"),
+    ("iid", "sample_and_match"),
+    ("iid", "coupled"),
+    ("without", "recursive_rejection"),
+    ("without", "traversal"),
+    ("grown", "sample_and_match"),
+    ("grown", "rejection"),
+    ("grown", "coupled"),
+    ("recycling", "rejection"),
+    ("suffix", "sample_and_match"),
+    ("suffix", "traversal"),
+]
+
+
+def draft_table():
+    return jax.nn.log_softmax(np.random.default_rng(5).normal(size=(VOCAB, VOCAB)))
+
+
+@pytest.mark.parametrize(("draft", "rule"), TREE_CASES)
+@pytest.mark.parametrize(("temperature", "top_p"), SETTINGS)
+def test_trees_have_the_targets_law(rule, draft, temperature, top_p):
+    fault = check_law(
+        make_model(),
+        verify.by_name(rule),
+        TREES[draft](),
+        calls=CALLS,
+        least=1e-4,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    assert fault is None
+
+
+def test_children_taken_for_independent_draws_show():
+    """Drawn without replacement, and verified as if they were not."""
+    made = TREES["without"]()
+    spec = dataclasses.replace(made.drafter.spec, draws="sample")
+    wrong = BoundDrafter(made.drafter._replace(spec=spec), made.params)
+    fault = check_law(make_model(), verify.rejection, wrong, calls=CALLS)
+    assert fault is not None and "law at" in fault
 
 
 @pytest.mark.parametrize("rule", ["typical", "lenient"])
