@@ -33,6 +33,15 @@ from specjax.bench._plan_settings import (
     parse_numbers,
 )
 from specjax.bench._plan_show import describe, render_plan
+from specjax.bench._skip_costs import SkipCosts
+from specjax.bench._skip_make import (
+    SkipRow,
+    SkipSearchResult,
+    SkipSearchSettings,
+    search_layer_skip,
+)
+from specjax.bench._skip_search import SkipDraft
+from specjax.bench._skip_show import render_skip_search, write_skip_search
 from specjax.bench._speed import Measurement, measure, median_ratio
 from specjax.bench._workloads import WORKLOADS, read_workloads
 
@@ -52,8 +61,12 @@ __all__ = [
     "PlanSettings",
     "Profile",
     "Run",
+    "SkipCosts",
+    "SkipDraft",
+    "SkipRow",
+    "SkipSearchResult",
+    "SkipSearchSettings",
     "SpeculationPlan",
-    "Standing",
     "Standing",
     "bare_pass",
     "bare_prefill",
@@ -78,8 +91,11 @@ __all__ = [
     "plot_plan",
     "read_workloads",
     "render_plan",
+    "render_skip_search",
     "roofline_costs",
     "score_margin",
+    "search_layer_skip",
     "settings_cases",
     "stand_all",
+    "write_skip_search",
 ]

@@ -97,8 +97,8 @@ class PlanSettings:
                 f"prompts={self.prompts}: there is no such file; give a JSONL file, or "
                 "none for the built-in prompts."
             )
-        _check_output("output", self.output)
-        _check_output("json", self.json)
+        check_output("output", self.output)
+        check_output("json", self.json)
         if self.output is not None:
             _check_plot(self.output)
 
@@ -237,8 +237,16 @@ def positions(acceptance: Numbers, n: int) -> tuple[float, ...]:
     return (*acceptance[:n], *(0.0,) * (n - len(acceptance)))
 
 
-def _check_output(name: str, file: str | None) -> None:
-    """Checks that a file can be written, without touching it."""
+def check_output(name: str, file: str | None) -> None:
+    """Checks that a file can be written, without touching it.
+
+    Args:
+      name: of the flag, for the message.
+      file: the file, or None for none.
+
+    Raises:
+      OSError: it cannot be written.
+    """
     if file is None:
         return
     path = Path(file)
