@@ -112,22 +112,17 @@ def rule_law(
     if drafts is None:
         kind = "iid" if rule.siblings == "any" else rule.siblings
         drafts = drafts_over(table, parents, siblings=kind)
-    shapes = drafts.parents
-    if shapes is None:
-        shapes = np.tile(np.array(parents, np.int32), (len(drafts.tokens), 1))
-    kinds = sorted({tuple(int(x) for x in shape) for shape in shapes})
-    n_tokens = max(map(depth, kinds)) + 1
+    shapes = _shapes(drafts, parents)
+    where = {kind: np.all(shapes == np.array(kind), axis=-1) for kind in _kinds(shapes)}
+    n_tokens = max(map(depth, where)) + 1
     for laws in (table, unwarped or table):
         if laws.depth < n_tokens:
             raise ValueError(f"{laws.depth=} must be at least {n_tokens}.")
-    dtype = np.dtype(dtype)
-    where = {kind: np.all(shapes == np.array(kind), axis=-1) for kind in kinds}
-    score = lambda laws: _scores_of_shapes(laws, drafts.tokens, where)
-    scores = score(table)
-    plain = scores if unwarped is None else score(unwarped)
+    scores = _scores_of_shapes(table, drafts.tokens, where)
+    plain = _scores_of_shapes(unwarped or table, drafts.tokens, where)
+    tree = None if isinstance(topology, int) else shapes
     with jax.enable_x64(dtype == np.float64):
-        tree = None if isinstance(topology, int) else shapes
-        outcomes = force(rule, drafts, scores, plain, dtype, tree)
+        outcomes = force(rule, drafts, scores, plain, np.dtype(dtype), tree)
     possible = unwarped if rule.evidence and unwarped is not None else table
     laws = [
         law_of(
@@ -140,12 +135,28 @@ def rule_law(
         )
         for kind, here in where.items()
     ]
+    return _sum(laws)
+
+
+def _sum(laws: list[RuleLaw]) -> RuleLaw:
+    """Puts together the laws of proposals of different shapes."""
     return RuleLaw(
-        tokens=sum((law.tokens for law in laws), np.zeros(())),
-        n_accepted=sum((law.n_accepted for law in laws), np.zeros(())),
+        tokens=np.sum([law.tokens for law in laws], axis=0),
+        n_accepted=np.sum([law.n_accepted for law in laws], axis=0),
         n_impossible=sum(law.n_impossible for law in laws),
         dtype=laws[0].dtype,
     )
+
+
+def _shapes(drafts: Drafts, parents: Parents) -> np.ndarray:
+    """Returns the parents of every proposal, [R, N]."""
+    if drafts.parents is not None:
+        return drafts.parents
+    return np.tile(np.array(parents, np.int32), (len(drafts.tokens), 1))
+
+
+def _kinds(shapes: np.ndarray) -> list[Parents]:
+    return sorted({tuple(int(x) for x in shape) for shape in shapes})
 
 
 def _some(outcomes: Outcomes, mine: np.ndarray) -> Outcomes:

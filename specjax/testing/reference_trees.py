@@ -71,6 +71,15 @@ def _laws(proposal: Proposal, scores: Array) -> tuple[Array, Array]:
     return p, jnp.pad(jnp.exp(proposal.logprobs), ((0, 1), (0, 0)))
 
 
+def _child_law(
+    proposal: Proposal, s: Array, fresh: Array, x: Array, exhausted: bool = True
+) -> Array:
+    """What a row's next child was drawn from: s, or what is fresh, or its token x."""
+    if proposal.logprobs is None:
+        return x.astype(s.dtype)
+    return jnp.where(s.sum() > 0, s, _norm(fresh)) if exhausted else s
+
+
 def in_turn_rule(
     name: str = "in turn",
     *,
@@ -111,13 +120,9 @@ def in_turn_rule(
         order = range(len(proposal.tokens))
         for j in reversed(order) if backwards else order:
             at, counts = parents[j] + 1, j < proposal.n_valid
-            x, law = _is(proposal.tokens[j], vocab), s[at]
-            if proposal.logprobs is None:
-                law = x.astype(p.dtype)
-            elif exhausted:
-                law = jnp.where(law.sum() > 0, law, _norm(fresh[at]))
-            r_x = jnp.where(x, tested(r[at], p[at]), 0).sum()
-            s_x = jnp.where(x, law, 0).sum()
+            x = _is(proposal.tokens[j], vocab)
+            law = _child_law(proposal, s[at], fresh[at], x, exhausted)
+            r_x, s_x = ((x * y).sum() for y in (tested(r[at], p[at]), law))
             chance = jnp.where(
                 r_x > 0, jnp.minimum(r_x / jnp.maximum(s_x, 1e-30), 1), 0
             )
@@ -172,10 +177,8 @@ def traversal_rule(
         a, fresh = jnp.ones_like(p[:, 0]), jnp.ones_like(p)
         for j in range(n_nodes):
             at, counts = parents[j] + 1, j < proposal.n_valid
-            x, law = _is(proposal.tokens[j], vocab), s[at]
-            law = jnp.where(law.sum() > 0, law, _norm(fresh[at]))
-            if proposal.logprobs is None:
-                law = x.astype(p.dtype)
+            x = _is(proposal.tokens[j], vocab)
+            law = _child_law(proposal, s[at], fresh[at], x)
             of = lambda weights, x=x: jnp.where(x, weights, 0).sum()
             ratio = of(r[at]) / jnp.maximum(of(law), 1e-30)
             a = a.at[j + 1].set(jnp.where(counts, enter(a[at], ratio), 0))

@@ -8,7 +8,14 @@ import pytest
 from specjax import verify
 from specjax.drafters import Proposal
 from specjax.sampling import UniformNoise
-from specjax.testing.oracle import rule_law, target_law, total_variation
+from specjax.testing.oracle import (
+    count,
+    g_test,
+    rule_law,
+    sample_rule,
+    target_law,
+    total_variation,
+)
 from specjax.testing.tables import constant_table, random_table
 from specjax.testing.topology import (
     SHAPES,
@@ -223,3 +230,38 @@ def test_traversal_keeps_at_least_as_many(shape):
         means.append((up.mean_accepted, down.mean_accepted))
     assert min(gains) > -1e-12, min(gains)
     assert np.mean(gains) > 1e-3, np.mean(means, axis=0)
+
+
+# The law on real noise, with the drafts' own.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["uneven", "2 then chain"])
+@pytest.mark.parametrize(
+    ("rule", "coupled_drafts"),
+    [*((rule, False) for rule in (*BY_Q, *MATCHING[:2])), (verify.coupled, True)],
+)
+def test_law_on_real_noise(rule, coupled_drafts, shape):
+    table = random_table(11, vocab_size=3, depth=depth(SHAPES[shape]) + 1)
+    samples = sample_rule(
+        rule,
+        table,
+        SHAPES[shape],
+        n_samples=100_000,
+        seed=1,
+        coupled_drafts=coupled_drafts,
+    )
+    counts = count(samples, 3)
+    exact = target_law(table, counts.ndim)
+    assert g_test(counts, exact) > 1e-4
+    for axis in range(counts.ndim):
+        others = tuple(a for a in range(counts.ndim) if a != axis)
+        assert g_test(counts.sum(others), exact.sum(others)) > 1e-4
+    off = exact.copy()
+    off[0] *= 1.1
+    assert g_test(counts, off / off.sum()) < 1e-4
+    if not coupled_drafts:
+        drafts = _drafts(rule, table, SHAPES[shape])
+        law = rule_law(rule, table, SHAPES[shape], drafts=drafts)
+        spread = 4 * samples.n_accepted.std() / np.sqrt(len(samples.n_accepted))
+        assert abs(samples.n_accepted.mean() - law.mean_accepted) < spread
