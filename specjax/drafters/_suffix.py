@@ -229,7 +229,7 @@ def _in_history(
     recent = jnp.where(hit, jnp.arange(size), -1).astype(jnp.float32)
     ends, _ = lax.top_k(recent, min(settings.max_occurrences, size))
     start = ends.astype(jnp.int32)[:, None] + 1
-    steps = jnp.arange(settings.gamma) % jnp.maximum(length - start, 1)
+    steps = jnp.arange(settings.gamma)[None, :] % jnp.maximum(length - start, 1)
     windows = _take(history, start + steps)
     return jnp.where(start > 0, windows, -1), longest
 

@@ -160,8 +160,8 @@ def _walk(
         nodes = np.asarray(level)
         before = tokens[parents[nodes] + 1]
         known = jnp.maximum(before, 0)
-        same = (history[None, :] == before[:, None]) & (index < length - 1)
-        last = jnp.max(jnp.where(same, index, -1), axis=1)
+        same = (history[None, :] == before[:, None]) & (index < length - 1)[None, :]
+        last = jnp.max(jnp.where(same, index[None, :], -1), axis=1)
         # What the text or the parameters know is one answer: the first.
         other = jnp.where(last < 0, -1, history[last + 1])
         if start is not None:
