@@ -4,19 +4,25 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from specjax.ops.linear.quantized import QuantizedKernel
 from specjax.ops.linear.reference import linear_reference
 from specjax.ops.linear.row_invariant import linear_row_invariant
 from specjax.ops.linear.xla_cpu import gemv_rows_bf16
+from specjax.ops.linear.xla_cpu_quantized import quantized_rows
+from specjax.ops.linear.xla_quantized import quantized_dot
 from specjax.ops.platform import current_platform, is_row_invariant
 from specjax.typing import Array, Float
 
 #: How a kernel is stored: ``in_out`` is [in, out], ``out_in`` is [out, in].
 KernelLayout = Literal["in_out", "out_in"]
 
+#: A kernel as an array or as small integers with scales.
+Kernel = Float[Array, "A C"] | QuantizedKernel
+
 
 def linear(
     x: Float[Array, "*rows I"],
-    kernel: Float[Array, "A C"],
+    kernel: Kernel,
     *,
     layout: KernelLayout = "in_out",
 ) -> Float[Array, "*rows O"]:
@@ -24,21 +30,24 @@ def linear(
 
     Args:
       x: activations of any leading shape.
-      kernel: ``[I, O]`` with layout ``in_out``, ``[O, I]`` with ``out_in``.
+      kernel: ``[I, O]`` with layout ``in_out``, ``[O, I]`` with ``out_in``; quantised
+        ones are ``out_in``.
       layout: how the kernel is stored.
 
     Returns:
-      The product, float32.
+      The product, float32. A quantised kernel's is that of its dequantised weights,
+      which the CPU computes in float32 and TPUs and GPUs from bfloat16 operands.
 
     Raises:
-      ValueError: the widths do not agree, or the layout is not known.
+      ValueError: the widths do not agree, or the layout is not known or not that of a
+        quantised kernel.
     """
     return linear_group(x, (kernel,), layout=layout)[0]
 
 
 def linear_group(
     x: Float[Array, "*rows I"],
-    kernels: tuple[Float[Array, "A C"], ...],
+    kernels: tuple[Kernel, ...],
     *,
     layout: KernelLayout = "in_out",
 ) -> tuple[Float[Array, "*rows O"], ...]:
@@ -53,7 +62,7 @@ def linear_group(
       The products, float32.
 
     Raises:
-      ValueError: the widths do not agree, or the layout is not known.
+      ValueError: see ``linear``; or some are quantised and others are not.
     """
     if layout not in ("in_out", "out_in"):
         raise ValueError(f"{layout=} is not known; use 'in_out' or 'out_in'.")
@@ -66,18 +75,50 @@ def linear_group(
             )
     rows = x.size // x.shape[-1]
     flat = x.reshape(rows, x.shape[-1])
-    if is_row_invariant():
-        products = tuple(linear_row_invariant(flat, k, layout=layout) for k in kernels)
+    quantized = tuple(k for k in kernels if isinstance(k, QuantizedKernel))
+    arrays = tuple(k for k in kernels if not isinstance(k, QuantizedKernel))
+    if quantized:
+        _check_quantized(layout, some_are_not=bool(arrays))
+        products = _quantized(flat, quantized)
+    elif is_row_invariant():
+        products = tuple(linear_row_invariant(flat, k, layout=layout) for k in arrays)
     elif (
         current_platform() == "cpu"
         and rows == 1
         and layout == "out_in"
-        and all(k.dtype == jnp.bfloat16 for k in kernels)
+        and all(k.dtype == jnp.bfloat16 for k in arrays)
     ):
-        products = gemv_rows_bf16(flat[0], kernels)
+        products = gemv_rows_bf16(flat[0], arrays)
     else:
-        products = tuple(linear_reference(flat, k, layout=layout) for k in kernels)
+        products = tuple(linear_reference(flat, k, layout=layout) for k in arrays)
     return tuple(y.reshape(*x.shape[:-1], -1) for y in products)
+
+
+def _check_quantized(layout: KernelLayout, *, some_are_not: bool) -> None:
+    """Checks a group that has quantised kernels."""
+    if layout != "out_in":
+        raise ValueError(f"{layout=}: quantised kernels are [out, in]; use 'out_in'.")
+    if some_are_not:
+        raise ValueError(
+            "some kernels of the group are quantised and others are not; multiply by "
+            "them in two groups."
+        )
+
+
+def _quantized(
+    x: Float[Array, "N I"], kernels: tuple[QuantizedKernel, ...]
+) -> tuple[Float[Array, "N O"], ...]:
+    """Multiplies rows by quantised kernels."""
+    invariant = is_row_invariant()
+    if current_platform() == "cpu":
+        # Alone, a row meets the same sums whatever the number of rows.
+        alike = len({(k.bits, k.group) for k in kernels}) == 1
+        groups = (kernels,) if alike else tuple((k,) for k in kernels)
+        made = (quantized_rows(x, g, together=not invariant) for g in groups)
+        return tuple(y for products in made for y in products)
+    if invariant:
+        return tuple(linear_row_invariant(x, k, layout="out_in") for k in kernels)
+    return tuple(quantized_dot(x, k) for k in kernels)
 
 
 def preferred_layout(dtype: jnp.dtype, platform: str | None = None) -> KernelLayout:

@@ -3,7 +3,9 @@
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.ops.linear.quantized import QuantizedKernel
 from specjax.ops.linear.reference import linear_reference
+from specjax.ops.linear.xla_quantized import quantized_dot
 from specjax.ops.platform import current_platform
 from specjax.typing import Array, Float
 
@@ -18,13 +20,16 @@ _TILE = 32
 
 
 def linear_row_invariant(
-    x: Float[Array, "N I"], kernel: Float[Array, "A C"], *, layout: str
+    x: Float[Array, "N I"],
+    kernel: Float[Array, "A C"] | QuantizedKernel,
+    *,
+    layout: str,
 ) -> Float[Array, "N O"]:
     """Multiplies rows by a kernel in pieces of a size that always rounds alike.
 
     Args:
       x: activation rows.
-      kernel: see ``linear``.
+      kernel: see ``linear``; quantised ones not on the CPU.
       layout: see ``linear``.
 
     Returns:
@@ -44,7 +49,10 @@ def linear_row_invariant(
     for i in range(n_pieces):
         piece = lax.slice_in_dim(x, i * size, (i + 1) * size)
         piece = lax.optimization_barrier(piece)
-        y = linear_reference(piece, kernel, layout=layout)
+        if isinstance(kernel, QuantizedKernel):
+            y = quantized_dot(piece, kernel)
+        else:
+            y = linear_reference(piece, kernel, layout=layout)
         pieces.append(lax.optimization_barrier(y))
     y = pieces[0] if n_pieces == 1 else jnp.concatenate(pieces)
     return y[:rows]
