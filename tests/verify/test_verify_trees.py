@@ -99,7 +99,9 @@ def test_law_of_rules_that_match(assert_exact, rule, shape):
         assert_exact(rule, table, shape, drafts, proposal="iid")
 
 
-@pytest.mark.parametrize("shape", ["three children", "uneven"])
+@pytest.mark.parametrize(
+    "shape", ["three children", pytest.param("uneven", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("rule", [*BY_Q, *MATCHING[:1]], ids=lambda rule: rule.name)
 def test_law_with_point_masses(assert_exact, rule, shape):
     for zeros in (False, True):
@@ -113,6 +115,7 @@ def test_law_with_point_masses(assert_exact, rule, shape):
             np.testing.assert_allclose(law.mean_accepted, mass, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BY_Q, ids=_names(BY_Q))
 def test_law_in_float32(assert_exact, rule):
     table = _table(rule, "uneven", seed=5)
@@ -151,6 +154,7 @@ def test_a_chain_given_as_a_tree_is_the_chain(rule):
         np.testing.assert_allclose(as_tree.n_accepted, block.n_accepted, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BY_Q, ids=_names(BY_Q))
 def test_numbering_of_nodes_changes_nothing(rule):
     table = random_table(4, vocab_size=3, depth=3)
@@ -215,7 +219,17 @@ def _rho(table, parents):
     return jax.jit(verify.k_seq.verify)(proposal, scores, noise).info["rho"][0, 0]
 
 
-@pytest.mark.parametrize("shape", ["2 then chain", "uneven"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "2 then chain",
+        "uneven",
+        *(
+            pytest.param(shape, marks=pytest.mark.slow)
+            for shape in ("chain of 3", "binary", "uneven, deeper")
+        ),
+    ],
+)
 def test_traversal_keeps_at_least_as_many(shape):
     parents, gains, means = SHAPES[shape], [], []
     for seed in range(12):
