@@ -64,14 +64,10 @@ def _settings() -> bench.SkipSearchSettings:
     )
 
 
-def _tell(line: str) -> None:
-    print(f"search_layer_skip: {line}", file=sys.stderr, flush=True)
-
-
 class _Progress:
     """Shows how far the search is: a bar in a terminal, now and then a line elsewhere.
 
-    It begins with the first evaluation; what comes before is told line by line.
+    What comes before the first evaluation, and after the last, is told line by line.
     """
 
     def __init__(self) -> None:
@@ -98,7 +94,12 @@ class _Progress:
             self._bar.update(self._task, completed=n, description=text)
         elif time.monotonic() - self._shown >= _LINE_SECONDS:
             self._shown = time.monotonic()
-            _tell(text)
+            self.tell(text)
+
+    def tell(self, line: str) -> None:
+        """Prints a line."""
+        self.close()
+        print(f"search_layer_skip: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Leaves the terminal as it was."""
@@ -114,7 +115,7 @@ def main(argv: list[str]) -> None:
     specjax.enable_compilation_cache()
     shown = _Progress()
     try:
-        result = bench.search_layer_skip(_settings(), tell=_tell, progress=shown)
+        result = bench.search_layer_skip(_settings(), tell=shown.tell, progress=shown)
         if FLAGS.output:
             bench.write_skip_search(FLAGS.output, result)
     except (ValueError, OSError) as error:

@@ -106,11 +106,13 @@ def as_python(row: SkipRow) -> str:
 
 def _cost_line(costs: SkipCosts) -> Text:
     v = costs.verify_cost
-    shown = " ".join(f"{x:.2f}" for x in v) if isinstance(v, tuple) else f"{v:.2f}"
+    shown = f"any drafts: {v:.2f}"
+    if isinstance(v, tuple):
+        shown = f"0, 1, ... drafts: {' '.join(f'{x:.2f}' for x in v)}"
     mean = lambda parts: sum(parts) / len(parts)
     return Text(
         f"of a one-row pass a block's attention takes {mean(costs.attention):.4f}, its "
-        f"feed-forward network {mean(costs.ff):.4f}; v of 0, 1, ... drafts: {shown}"
+        f"feed-forward network {mean(costs.ff):.4f}; v of {shown}"
     )
 
 
