@@ -1,6 +1,11 @@
 """Target models: one configurable decoder, whose families are configurations."""
 
-from specjax.models._config import ROPE_KINDS, DecoderConfig, RopeConfig
+from specjax.models._config import (
+    ROPE_KINDS,
+    DecoderConfig,
+    Quantization,
+    RopeConfig,
+)
 from specjax.models._decoder import (
     NO_SKIP,
     Decoder,
@@ -10,6 +15,7 @@ from specjax.models._decoder import (
 )
 from specjax.models._families import HF_ARCHITECTURES, config_from_hf
 from specjax.models._families_gguf import GGUF_ARCHITECTURES, config_from_gguf
+from specjax.models._quantize import quantize
 from specjax.models._rope import attention_factor, rope_tables, rotate
 from specjax.models._target import (
     CACHE_SLACK,
@@ -34,6 +40,7 @@ __all__ = [
     "Halves",
     "KVBudget",
     "LayerSkip",
+    "Quantization",
     "RopeConfig",
     "Target",
     "TargetSpec",
@@ -44,6 +51,7 @@ __all__ = [
     "decoder_target",
     "init_params",
     "logical_axes",
+    "quantize",
     "rope_tables",
     "rotate",
 ]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from specjax.ops.linear import KernelLayout
+from specjax.ops.linear import KernelLayout, check_group
 
 RopeKind = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"]
 
@@ -80,6 +80,19 @@ class RopeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantization:
+    """How the kernels of a decoder are rounded; see ``ops.linear.QuantizedKernel``.
+
+    Attributes:
+      bits: of a weight, 8 or 4.
+      group: weights of a row that share a scale; None: the whole row.
+    """
+
+    bits: int
+    group: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """A decoder-only transformer. Model families are values of this, not forks.
 
@@ -104,6 +117,8 @@ class DecoderConfig:
       dtype: of parameters, matmul inputs and the cache: float32 or bfloat16.
         Norms, softmax, the residual stream and logits are float32 in any case.
       kernel_layout: how projection kernels are stored; see ``ops.linear``.
+      quantization: of all projection kernels and of the head, which then is not tied;
+        None for none. Embedding, norms and biases stay in ``dtype``.
       family: name of the model family, for messages and checkpoints.
     """
 
@@ -125,6 +140,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] = ()
     dtype: str = "float32"
     kernel_layout: KernelLayout = "in_out"
+    quantization: Quantization | None = None
     family: str = "llama"
 
     def __post_init__(self) -> None:
@@ -149,6 +165,24 @@ class DecoderConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(
                 f"dtype={self.dtype!r} is not supported; use 'float32' or 'bfloat16'."
+            )
+        if self.quantization is not None:
+            self._check_quantization(self.quantization)
+
+    def _check_quantization(self, how: Quantization) -> None:
+        """Checks that every kernel can be cut into groups."""
+        inputs = {
+            "width": self.width,
+            "n_heads * head_width": self.n_heads * self.head_width,
+            "ff_width": self.ff_width,
+        }
+        for name, size in inputs.items():
+            check_group(how.bits, how.group, size, name)
+        if self.tied_head or self.kernel_layout != "out_in":
+            raise ValueError(
+                "quantised kernels are [out, in] and the head one of them: "
+                f"tied_head={self.tied_head} and kernel_layout={self.kernel_layout!r} "
+                "must be False and 'out_in'; models.quantize makes it so."
             )
 
     def window(self, layer: int) -> int | None:

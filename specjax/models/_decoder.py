@@ -4,17 +4,23 @@ Shapes carry any number of leading "row" axes as far as possible: only attention
 and the cache write know that a pass is a rectangle of R rows by T tokens.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from specjax import cache as kv
-from specjax.models._config import DecoderConfig
+from specjax.models._config import DecoderConfig, Quantization
 from specjax.models._rope import rope_tables, rotate
 from specjax.ops.attention import cached_attention
-from specjax.ops.linear import KernelLayout, linear, linear_group
+from specjax.ops.linear import (
+    KernelLayout,
+    QuantizedKernel,
+    linear,
+    linear_group,
+    quantize_kernel,
+)
 from specjax.ops.rows import row_sum
 from specjax.trees import PassLayout
 from specjax.typing import Array, Float, Int
@@ -94,6 +100,31 @@ class KVBudget(NamedTuple):
             )
 
 
+class QuantizedParam(nnx.Module):
+    """A kernel in small integers: two parameters in the place of one.
+
+    The scales have the kernel's axes, so that both are split alike; one scale a row is
+    not split along the inputs.
+    """
+
+    def __init__(
+        self,
+        kernel: Float[Array, "O I"],
+        how: Quantization,
+        axes: tuple[str, str],
+    ) -> None:
+        made = quantize_kernel(kernel, bits=how.bits, group=how.group)
+        out_axis, in_axis = axes
+        self.values = nnx.Param(made.values, axes=axes)
+        self.scales = nnx.Param(
+            made.scales, axes=(out_axis, in_axis if made.scales.shape[1] > 1 else None)
+        )
+
+    def __getitem__(self, index: Any) -> QuantizedKernel:
+        """Returns the kernel; as a parameter does, it takes ``...``."""
+        return QuantizedKernel(self.values[index], self.scales[index])
+
+
 class Dense(nnx.Module):
     """A projection with an optional bias."""
 
@@ -114,7 +145,11 @@ class Dense(nnx.Module):
         scale = n_in**-0.5
         kernel = jax.random.normal(rngs.params(), shape, jnp.float32) * scale
         self.layout: KernelLayout = config.kernel_layout
-        self.kernel = nnx.Param(kernel.astype(dtype), axes=axes)
+        self.kernel = (
+            nnx.Param(kernel.astype(dtype), axes=axes)
+            if config.quantization is None
+            else QuantizedParam(kernel, config.quantization, axes)
+        )
         out_axis = axes[1] if self.layout == "in_out" else axes[0]
         self.bias = (
             nnx.Param(jnp.zeros((n_out,), dtype), axes=(out_axis,)) if bias else None

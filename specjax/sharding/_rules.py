@@ -107,7 +107,7 @@ def param_shardings(
     Raises:
       ValueError: the mesh lacks an axis or one is not Auto, two dimensions of an
         array map to one mesh axis, or a mesh axis does not divide the query heads,
-        the vocabulary or the feed-forward width.
+        the vocabulary, the feed-forward width or the groups of quantised weights.
     """
     rules = _fit(config, mesh, rules)
     leaves, structure = jax.tree.flatten(abstract_params(config))
@@ -154,4 +154,28 @@ def _fit(config: DecoderConfig, mesh: Mesh, rules: Rules) -> Rules:
                 "to None."
             )
         fitted[axis] = None
+    _check_groups(config, mesh, fitted)
     return fitted
+
+
+def _check_groups(config: DecoderConfig, mesh: Mesh, rules: Rules) -> None:
+    """Checks that kernels are split along their inputs by whole groups or bytes."""
+    how = config.quantization
+    if how is None:
+        return
+    inputs = {
+        "embed": config.width,
+        "heads": config.n_heads * config.head_width,
+        "mlp": config.ff_width,
+    }
+    for axis, size in inputs.items():
+        n = mesh.shape.get(rules.get(axis) or "", 1)
+        # One scale a row is held by all; then only bytes are shared out.
+        unit = how.bits * size // 8 if how.group in (None, size) else size // how.group
+        if unit % n:
+            raise ValueError(
+                f"group={how.group} of {how.bits} bits cuts the {size} inputs of axis "
+                f"{axis!r} into {unit} parts, which the {n} devices of mesh axis "
+                f"{rules[axis]!r} cannot share out. Use a group that gives a multiple "
+                f"of {n}, or map {axis!r} to None."
+            )

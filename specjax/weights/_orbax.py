@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from specjax.models import DecoderConfig, RopeConfig, abstract_params
+from specjax.models import DecoderConfig, Quantization, RopeConfig, abstract_params
 from specjax.ops.linear import preferred_layout
 from specjax.sharding import DEFAULT_RULES, Rules, param_shardings
 from specjax.text import Tokenizer
@@ -226,6 +226,8 @@ def config_from_json(values: Mapping[str, Any]) -> DecoderConfig:
     """
     values = dict(values)
     rope = dict(values.pop("rope", {}))
+    if values.get("quantization") is not None:
+        values["quantization"] = Quantization(**values["quantization"])
     made = []
     for kind, fields in ((RopeConfig, rope), (DecoderConfig, values)):
         known = {field.name for field in dataclasses.fields(kind)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from specjax.models import DecoderConfig
+from specjax.models import DecoderConfig, Quantization
 from specjax.sharding import (
     DEFAULT_RULES,
     logical_to_mesh,
@@ -196,3 +196,23 @@ def test_placement_on_eight_devices(tmp_path):
     assert out.returncode == 0, out.stderr[-4000:]
     assert out.stdout.strip() == "placed"
     assert np.all([(tmp_path / n).is_dir() for n in ("from_sharded", "from_one")])
+
+
+def test_groups_of_quantised_weights_are_not_cut():
+    """Scales are split as the kernels are, one scale a row not along the inputs."""
+    config = dataclasses.replace(
+        CONFIG, kernel_layout="out_in", quantization=Quantization(4, 8)
+    )
+    specs = _specs(config, _mesh(4))["blocks"]["0"]
+    split, whole = PartitionSpec("model", None), PartitionSpec(None, None)
+    inner = PartitionSpec(None, "model")
+    assert specs["attention"]["q"]["kernel"] == {"values": split, "scales": split}
+    assert specs["attention"]["o"]["kernel"] == {"values": inner, "scales": inner}
+    assert specs["ff"]["down"]["kernel"] == {"values": inner, "scales": inner}
+    rows = dataclasses.replace(config, quantization=Quantization(8))
+    specs = _specs(rows, _mesh(4))["blocks"]["0"]
+    assert specs["ff"]["down"]["kernel"] == {"values": inner, "scales": whole}
+    # 64 inputs in groups of 32 are two parts.
+    coarse = dataclasses.replace(config, quantization=Quantization(4, 32))
+    with pytest.raises(ValueError, match="group=32.*64 inputs of axis 'heads' into 2"):
+        _specs(coarse, _mesh(4))
