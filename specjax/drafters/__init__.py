@@ -45,6 +45,7 @@ from specjax.drafters._protocol import (
     stateless,
     unbind,
 )
+from specjax.drafters._quantized import quantized
 from specjax.drafters._self_draft import self_draft
 from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import successor_table, token_recycling
@@ -84,6 +85,7 @@ __all__ = [
     "pending_token",
     "plain",
     "prompt_lookup",
+    "quantized",
     "save_costs",
     "save_datastore",
     "self_draft",

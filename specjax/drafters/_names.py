@@ -13,6 +13,7 @@ from specjax.drafters._from_model import (
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import BoundDrafter, Drafter, check_gamma
+from specjax.drafters._quantized import quantized
 from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import token_recycling
 from specjax.trees import sequoia
@@ -67,6 +68,14 @@ def _suffix_tree(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDraft
     return BoundDrafter(suffix(gamma, n_nodes=numbers[0]), None)
 
 
+def _int8(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    return quantized(model, gamma, bits=8, group=numbers[0] if numbers else "default")
+
+
+def _int4(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
+    return quantized(model, gamma, bits=4, group=numbers[0] if numbers else "default")
+
+
 #: Drafters that are made of or for one target, by name.
 SELF_DRAFTS: dict[str, SelfDraft] = {
     "early_exit": SelfDraft("early_exit:BLOCKS", (1,), _early_exit),
@@ -77,6 +86,8 @@ SELF_DRAFTS: dict[str, SelfDraft] = {
     "bfloat16": SelfDraft(
         "bfloat16", (0,), lambda model, gamma, _: lower_precision(model, gamma)
     ),
+    "int8": SelfDraft("int8[:GROUP]", (0, 1), _int8),
+    "int4": SelfDraft("int4[:GROUP]", (0, 1), _int4),
 }
 
 #: The name of a drafter that a draft model makes (``from_model``).
@@ -89,7 +100,8 @@ def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
     Args:
       name: of the registry, or of a self-draft: ``early_exit:20`` runs 20 blocks,
         ``layer_skip:10-14`` leaves out blocks 10 to 14 whole, ``sparse_kv:4-508``
-        attends to the first 4 tokens and the last 508.
+        attends to the first 4 tokens and the last 508, ``int4:64`` has a scale for 64
+        weights.
       gamma: draft tokens a pass.
       has_draft: whether there is a draft model, for which the name is ``model``.
 

@@ -55,6 +55,7 @@ ON_TARGET = {
     "layer_skip": drafters.layer_skip(_TARGET, GAMMA, ff=(0,)),
     "sparse_kv": drafters.sparse_kv(_TARGET, GAMMA, sinks=2, window=5),
     "bfloat16": drafters.lower_precision(_TARGET, GAMMA),
+    "int4": drafters.quantized(_TARGET, GAMMA, bits=4),
     "adaptive": drafters.adaptive(
         drafters.layer_skip(_TARGET, GAMMA, attention=(1,)),
         drafters.PassCosts(0.5, (1.0, 1.1, 1.1, 1.2, 1.2)),

@@ -18,6 +18,10 @@ def test_a_target_makes_drafters_of_itself_by_name():
     )
     assert one.drafter is two.drafter and one.params is None
     assert drafters.for_target("bfloat16", 3, MODEL).drafter.spec.name == "bfloat16"
+    whole, groups = (drafters.for_target(n, 3, MODEL) for n in ("int8", "int4:16"))
+    assert whole.drafter is drafters.quantized(MODEL, 3).drafter
+    assert groups.drafter is drafters.quantized(MODEL, 3, bits=4, group=16).drafter
+    assert groups.drafter.spec.name == "int4"
     sparse = drafters.for_target("sparse_kv:2-30", 3, MODEL)
     assert sparse == drafters.sparse_kv(MODEL, 3, sinks=2, window=30)
     recycling = drafters.for_target("token_recycling", 3, MODEL)
@@ -34,6 +38,7 @@ def test_a_target_makes_drafters_of_itself_by_name():
         ("early_exit:half", 3, "write early_exit:BLOCKS"),
         ("layer_skip:3-", 3, "write layer_skip:FIRST-LAST"),
         ("bfloat16:1", 3, "write bfloat16"),
+        ("int4:16-32", 3, r"write int4\[:GROUP\]"),
         ("sparse_kv:508", 3, "write sparse_kv:SINKS-WINDOW"),
         ("early_exit:1", 0, "gamma=0"),
         ("model", 3, "'model' needs draft_model, .* drafters.from_model"),
