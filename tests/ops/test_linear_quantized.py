@@ -129,13 +129,14 @@ def test_the_cpu_makes_no_dequantised_copy():
 
 
 @each_form
-def test_the_product_for_accelerators(bits, group):
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_the_product_for_accelerators(bits, group, platform):
     kernel = quantize_kernel(jnp.asarray(_kernel(64, 48)), bits=bits, group=group)
-    x = _rows(5, 48)
+    x = _rows(9, 48)
     for invariant in (False, True):
-        with target_platform("gpu"), row_invariant(invariant):
+        with target_platform(platform), row_invariant(invariant):
             out = linear(x, kernel, layout="out_in")
-        # Operands are rounded to bfloat16, 2**-9 of each of 48 products.
+        # Activations may be rounded to bfloat16, 2**-9 of each of 48 products.
         np.testing.assert_allclose(out, _exact(x, kernel), atol=0.1)
         for wrong in _wrong(kernel):
             assert not np.allclose(out, _exact(x, wrong), atol=0.3)

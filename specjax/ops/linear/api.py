@@ -9,7 +9,7 @@ from specjax.ops.linear.reference import linear_reference
 from specjax.ops.linear.row_invariant import linear_row_invariant
 from specjax.ops.linear.xla_cpu import gemv_rows_bf16
 from specjax.ops.linear.xla_cpu_quantized import quantized_rows
-from specjax.ops.linear.xla_quantized import quantized_dot
+from specjax.ops.linear.xla_quantized import quantized_product
 from specjax.ops.platform import current_platform, is_row_invariant
 from specjax.typing import Array, Float
 
@@ -35,8 +35,8 @@ def linear(
       layout: how the kernel is stored.
 
     Returns:
-      The product, float32. A quantised kernel's is that of its dequantised weights,
-      which the CPU computes in float32 and TPUs and GPUs from bfloat16 operands.
+      The product, float32. A quantised kernel's is that of its dequantised weights;
+      TPUs and GPUs may round the activations to bfloat16.
 
     Raises:
       ValueError: the widths do not agree, or the layout is not known or not that of a
@@ -118,7 +118,7 @@ def _quantized(
         return tuple(y for products in made for y in products)
     if invariant:
         return tuple(linear_row_invariant(x, k, layout="out_in") for k in kernels)
-    return tuple(quantized_dot(x, k) for k in kernels)
+    return tuple(quantized_product(x, k) for k in kernels)
 
 
 def preferred_layout(dtype: jnp.dtype, platform: str | None = None) -> KernelLayout:

@@ -5,7 +5,7 @@ from jax import lax
 
 from specjax.ops.linear.quantized import QuantizedKernel
 from specjax.ops.linear.reference import linear_reference
-from specjax.ops.linear.xla_quantized import quantized_dot
+from specjax.ops.linear.xla_quantized import quantized_product
 from specjax.ops.platform import current_platform
 from specjax.typing import Array, Float
 
@@ -50,7 +50,7 @@ def linear_row_invariant(
         piece = lax.slice_in_dim(x, i * size, (i + 1) * size)
         piece = lax.optimization_barrier(piece)
         if isinstance(kernel, QuantizedKernel):
-            y = quantized_dot(piece, kernel)
+            y = quantized_product(piece, kernel)
         else:
             y = linear_reference(piece, kernel, layout=layout)
         pieces.append(lax.optimization_barrier(y))
