@@ -314,6 +314,7 @@ def compile_decode(
     chips: Sequence[Any],
     *,
     config: DecoderConfig,
+    draft: DecoderConfig | None = None,
     rules: Rules = DEFAULT_RULES,
     n_passes: int = 16,
     prefill_size: int | None = PREFILL_BUCKETS[0],
@@ -325,9 +326,10 @@ def compile_decode(
     heads where the devices divide them, the rest of the state is replicated.
 
     Args:
-      plan: the decode loop, of a drafter without parameters.
+      plan: the decode loop.
       chips: from :func:`devices`.
       config: the decoder that ``plan.target`` was made of.
+      draft: the decoder whose parameters the drafter has; None: it has none.
       rules: logical axis -> ``AXIS`` or None.
       n_passes: passes a call of the loop makes.
       prefill_size: tokens of the chunk; None compiles no prefill.
@@ -342,17 +344,18 @@ def compile_decode(
     auto = (AxisType.Auto,)
     mesh = Mesh(np.asarray(chips), (AXIS,), axis_types=auto)
     platform = "tpu" if chips[0].platform == "tpu" else "gpu"
-    params = _place(abstract_params(config), param_shardings(config, mesh, rules))
+    placed = lambda c: _place(abstract_params(c), param_shardings(c, mesh, rules))
+    params, own = placed(config), None if draft is None else placed(draft)
     scalar = _place(jax.ShapeDtypeStruct((), jnp.int32), NamedSharding(mesh, _WHOLE))
     with target_platform(platform), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         # Not the cached ``programs``: those belong to the platform they were made on.
         made = Programs(plan, n_passes)
         state = _abstract_state(made, mesh, rules)
         start = _place(state.length, NamedSharding(mesh, _WHOLE))
-        lowers = {"run": lambda: made.run.lower(params, None, state, start, scalar)}
+        lowers = {"run": lambda: made.run.lower(params, own, state, start, scalar)}
         if prefill_size is not None:
             lowers["prefill"] = lambda: made.prefill.lower(
-                params, None, state, scalar, scalar, size=prefill_size
+                params, own, state, scalar, scalar, size=prefill_size
             )
         reports = []
         for name, lower in lowers.items():

@@ -1,13 +1,14 @@
 """Compiles a target's cases in a process of its own; prints reports as JSON lines."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import traceback
 
 from specjax import drafters, verify
 from specjax.decode._compiled import Plan
-from specjax.models import DecoderConfig, RopeConfig, decoder_target
+from specjax.models import DecoderConfig, Quantization, RopeConfig, decoder_target
 from specjax.sharding import DEFAULT_RULES
 from specjax.testing import aot
 
@@ -33,6 +34,7 @@ SMOLLM2 = dict(
     max_context=8192,
     tied_head=True,
 )
+QUANTIZED = {"int8": Quantization(8), "int4": Quantization(4, 32)}
 # Nine query heads are no multiple of two or four devices: attention stays whole.
 WHOLE_HEADS = {**DEFAULT_RULES, "heads": None}
 MODELS = {
@@ -48,13 +50,17 @@ def has_prefill(case):
 
 
 def report(target, case, text_dir=None):
-    """Compiles ``model/rule`` or ``model/rule/exact``."""
+    """Compiles ``model/rule``, ``model/rule/exact`` or ``model/rule/int8``."""
     model, rule, *options = case.split("/")
     config, rules = MODELS[model]
     exact = "exact" in options
+    draft, drafter = None, drafters.prompt_lookup(6)
+    for how in (QUANTIZED[name] for name in options if name in QUANTIZED):
+        draft = dataclasses.replace(config, quantization=how, kernel_layout="out_in")
+        drafter = drafters.self_draft(decoder_target(draft), 6)
     plan = Plan(
         target=decoder_target(config),
-        drafter=drafters.prompt_lookup(6),
+        drafter=drafter,
         rule=verify.by_name(rule),
         batch=4,
         capacity=1008,
@@ -67,6 +73,7 @@ def report(target, case, text_dir=None):
         plan,
         aot.devices(target),
         config=config,
+        draft=draft,
         rules=rules,
         prefill_size=64 if has_prefill(case) else None,
         text_dir=text_dir,

@@ -35,24 +35,28 @@ MIB = 2**20
 
 
 @functools.cache
-def _compiled(target):
-    """Compiles a target's cases in one process."""
+def compiled(target, cases):
+    """Compiles cases for a target in one process."""
     worker = pathlib.Path(aot_worker.__file__)
     env = {**os.environ, **environment(target)}
     out = subprocess.run(
-        [sys.executable, str(worker), target, *CASES[target]],
+        [sys.executable, str(worker), target, *cases],
         capture_output=True,
         text=True,
         env=env,
     )
     lines = [json.loads(x) for x in out.stdout.splitlines() if x.startswith("{")]
-    if out.returncode or len(lines) != len(CASES[target]):
+    if out.returncode or len(lines) != len(cases):
         pytest.fail(f"exit status {out.returncode}\n{out.stderr[-4000:]}")
     return {line["case"]: line for line in lines}
 
 
 def _reports(target, case):
-    line = _compiled(target)[case]
+    return reports_of(compiled(target, CASES[target])[case])
+
+
+def reports_of(line):
+    """Returns the reports of a case, or fails with what the compiler said."""
     if "error" in line:
         pytest.fail(line["error"])
     for fields in line["reports"]:
@@ -61,7 +65,7 @@ def _reports(target, case):
     return [Report(**fields) for fields in line["reports"]]
 
 
-def _copied(report, config):
+def copied(report, config):
     """Bytes of kernels that a TPU lays out anew, once a call; no others may be."""
     n, width = report.n_devices, config.width
     heads = [h * config.head_width for h in (config.n_heads, config.n_kv_heads)]
@@ -106,7 +110,7 @@ def test_nothing_large_is_made_anew(target, case):
     # grow with the cache's capacity; what they are is not known.
     layers = 4 * MIB * config.n_layers if model == "llama32" else 0
     for r in _reports(target, case):
-        copies = _copied(r, config)
+        copies = copied(r, config)
         if TARGETS[target].platform == "gpu":
             assert copies == 0, r.copies
         n = r.n_devices
