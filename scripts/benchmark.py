@@ -13,7 +13,8 @@ predict, tau / (gamma c + v); the one measured, all prompts together; and their 
 to which the loop, the rule and the commit (and noise) leave less than 1.
 
 ``--engine`` times passes instead: what the loop, the rule and the drafter add to the
-bare forwards, what a large cache costs, and the first token against a bare prefill.
+bare forwards, what a large cache costs, the first token against a bare prefill, and a
+draft's pass in smaller types.
 
 Peers are external programs that speak one JSON object a line (``specjax.bench.Peer``):
 ``--peer=name='command'``, once for each.
@@ -198,6 +199,10 @@ def _engine_groups(model: specjax.Model, capacity: int) -> list[list[bench.Case]
             bench.bare_prefill(model, length=200, capacity=capacity),
             bench.first_token_case(model, length=200, capacity=capacity),
         ],
+        *(
+            bench.precision_cases(model, batch=batch, length=200, capacity=capacity)
+            for batch in (1, 4)
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ from specjax.bench._micro import (
     first_token_case,
     interleave,
     overhead_cases,
+    precision_cases,
     settings_cases,
 )
 from specjax.bench._peer import Peer
@@ -89,6 +90,7 @@ __all__ = [
     "parse_numbers",
     "plan_class",
     "plot_plan",
+    "precision_cases",
     "read_workloads",
     "render_plan",
     "render_skip_search",

@@ -25,7 +25,15 @@ from specjax.decode import (
     row_controls,
     with_masks,
 )
-from specjax.drafters import Drafter, plain, prompt_lookup
+from specjax.drafters import (
+    QUANTIZED_GROUPS,
+    Drafter,
+    lower_precision,
+    plain,
+    prompt_lookup,
+)
+from specjax.models import Quantization, decoder_target, quantize
+from specjax.ops.linear import preferred_layout
 from specjax.ops.platform import compiler_options
 from specjax.sampling import Settings
 
@@ -308,6 +316,44 @@ def capacity_cases(
         )
         for capacity in capacities
     ]
+
+
+def precision_cases(
+    model: "Model", *, batch: int, length: int, capacity: int
+) -> list[Case]:
+    """Returns a draft's pass in the model's type and smaller ones, with what it reads.
+
+    Args:
+      model: the model; a float32 one is timed in bfloat16 as well.
+      batch: rows of the batch, each with one token.
+      length: tokens in the cache before the first pass.
+      capacity: of the cache.
+
+    Returns:
+      Cases named by type and by megabytes of weights that a pass reads.
+    """
+    forms = {model.config.dtype: (model.target, model.params)}
+    if model.config.dtype == "float32":
+        layout = preferred_layout(jnp.dtype("bfloat16"))
+        config = dataclasses.replace(
+            model.config, dtype="bfloat16", kernel_layout=layout
+        )
+        lower = lower_precision(model, dtype="bfloat16").params
+        assert lower is not None
+        forms["bfloat16"] = decoder_target(config), lower
+    for bits, group in QUANTIZED_GROUPS.items():
+        config, params = quantize(model.config, model.params, Quantization(bits, group))
+        forms[f"int{bits}"] = decoder_target(config), params
+    cases = []
+    for name, (target, params) in forms.items():
+        form = dataclasses.replace(model, target=target, params=params)
+        case = bare_pass(form, width=1, capacity=capacity, length=length, batch=batch)
+        weights = sum(x.nbytes for x in jax.tree.leaves(params))
+        # Of an embedding that is no head a pass reads some rows.
+        looked_up = params["embedding"].nbytes if "head" in params else 0
+        megabytes = f"{(weights - looked_up) / 1e6:.0f} MB"
+        cases.append(Case(f"{batch} x 1 rows in {name}, {megabytes}", case.run))
+    return cases
 
 
 def first_token_case(model: "Model", *, length: int, capacity: int) -> Case:

@@ -45,13 +45,14 @@ from specjax.drafters._protocol import (
     stateless,
     unbind,
 )
-from specjax.drafters._quantized import quantized
+from specjax.drafters._quantized import QUANTIZED_GROUPS, quantized
 from specjax.drafters._self_draft import self_draft
 from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import successor_table, token_recycling
 
 __all__ = [
     "DRAFT_MODEL",
+    "QUANTIZED_GROUPS",
     "REGISTRY",
     "SELF_DRAFTS",
     "BoundDrafter",

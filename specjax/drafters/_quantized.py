@@ -9,7 +9,7 @@ from specjax.drafters._self_draft import self_draft
 from specjax.models import Quantization, decoder_target, quantize
 
 #: Weights that share a scale where the caller does not say: a whole row in int8.
-GROUPS: dict[int, int | None] = {8: None, 4: 32}
+QUANTIZED_GROUPS: dict[int, int | None] = {8: None, 4: 32}
 
 
 def quantized(
@@ -27,6 +27,12 @@ def quantized(
     biases are the target's own arrays. Reference: Tiwari et al., "QuantSpec",
     arXiv:2502.10424. Differs from it: keys and values stay as they are.
 
+    On a CPU arithmetic is the limit: a one-row pass of SmolLM2-135M takes 0.71 of its
+    bfloat16 time in int8 and 0.83 in int4, at four rows 0.57 and 0.65. Of its greedy
+    drafts 0.99 are kept in int8, and in int4 0.75, 0.73 and 0.67 with groups of 32, 64
+    and 192. On TPUs groups cost a copy of the packed weights a pass; one scale a row
+    does not (``ops.linear``).
+
     Args:
       target: the model.
       gamma: draft tokens a pass.
@@ -43,7 +49,7 @@ def quantized(
         not, or the target is quantised itself.
     """
     if group == "default":
-        group = GROUPS.get(bits)
+        group = QUANTIZED_GROUPS.get(bits)
     how = Quantization(bits, group)
     config, params = quantize(target.config, target.params, how)
     form = decoder_target(config)

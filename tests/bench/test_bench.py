@@ -137,3 +137,14 @@ def test_workloads_are_read_by_category(tmp_path):
     path.write_text("{broken\n")
     with pytest.raises(ValueError, match="line 1"):
         bench.read_workloads(path)
+
+
+def test_precision_cases_say_what_a_pass_reads():
+    model = tiny_model(vocab_size=256, width=256)
+    cases = bench.precision_cases(model, batch=2, length=8, capacity=48)
+    names = [case.name.split(" in ")[1].split(",")[0] for case in cases]
+    assert names == ["float32", "bfloat16", "int8", "int4"]
+    megabytes = [int(case.name.split(", ")[1].split()[0]) for case in cases]
+    assert megabytes == sorted(megabytes, reverse=True) and megabytes[0] == 4
+    seconds = bench.interleave(cases, n=1, rounds=1)
+    assert all(value > 0 for values in seconds.values() for value in values)
