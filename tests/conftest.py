@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -7,6 +8,7 @@ import tempfile
 import jax
 import pytest
 
+from specjax.decode import forget_programs
 from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal_summary
 
 
@@ -31,3 +33,22 @@ def pytest_configure(config):
 def pytest_configure_node(node):
     """Hands the folder to a worker of pytest-xdist."""
     node.workerinput["jax_cache"] = node.config.jax_cache
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drops compiled programs where a module ends, once a worker holds many.
+
+    Each maps some pages of code, and a process may have 65530 mappings on Linux: beyond
+    that, compiling ends in a segmentation fault.
+    """
+    if nextitem is None or nextitem.path == item.path:
+        return
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            n_maps = sum(1 for _ in file)
+    except OSError:
+        return
+    if n_maps > 20_000:
+        forget_programs()
+        jax.clear_caches()
+        gc.collect()
