@@ -205,7 +205,10 @@ def config_to_json(config: DecoderConfig) -> dict[str, Any]:
     Returns:
       Nested dictionaries, which ``config_from_json`` turns back.
     """
-    return dataclasses.asdict(config)
+    values = dataclasses.asdict(config)
+    if config.quantization is None:  # versions that do not know it read the rest
+        del values["quantization"]
+    return values
 
 
 def config_from_json(values: Mapping[str, Any]) -> DecoderConfig:

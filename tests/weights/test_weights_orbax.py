@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specjax.models import DecoderConfig, RopeConfig, decoder_target
+from specjax.models import DecoderConfig, Quantization, RopeConfig, decoder_target
 from specjax.text import Tokenizer
 from specjax.weights import (
     config_from_json,
@@ -166,6 +166,18 @@ def test_config_json_is_golden():
     assert json.loads(json.dumps(dump)) == golden
     for name, config in CONFIGS.items():
         assert config_from_json(golden[name]) == config
+
+
+def test_config_json_of_a_quantised_decoder():
+    plain = CONFIGS["plain"]
+    config = dataclasses.replace(
+        plain,
+        quantization=Quantization(4, plain.width // 2),
+        tied_head=False,
+        kernel_layout="out_in",
+    )
+    values = json.loads(json.dumps(config_to_json(config)))
+    assert config_from_json(values) == config
 
 
 def test_config_json_of_other_versions():
