@@ -197,6 +197,7 @@ def count(
     n_committed: Array,
     width: int,
 ) -> RowStats:
+    """Adds a pass of ``width`` rows to each running slot's counters."""
     stats = state.stats
     running = (state.status == Status.RUNNING).astype(jnp.int32)
     verified = proposal.n_valid * running

@@ -232,6 +232,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         layer = kv.write(layer, k, v, length, row)
+        # A layer with a window of its own never sees the start of a long text.
         window, sinks = self.window, 0
         if budget is not None and (window is None or window > budget.window):
             window, sinks = budget.window, budget.sinks if window is None else 0

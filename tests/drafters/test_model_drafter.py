@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafters, verify
+from specjax import drafters, trees, verify
 from specjax.decode import Engine, Request, programs
 from specjax.drafters import BoundDrafter, DraftContext, match_noise
 from specjax.ops.platform import row_invariant
@@ -260,7 +260,10 @@ def test_equal_calls_give_the_identical_drafter():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["model", "fallback", "early_exit"])
+@pytest.mark.parametrize(
+    "kind",
+    ["model", "fallback", "early_exit", "self_draft", "suffix_tree", "recycling_tree"],
+)
 def test_the_loop_copies_no_cache_and_reuses_all_of_its_state(kind):
     long = tiny_model(6, vocab_size=VOCAB, max_context=2048)
     small = drafters.from_model(long, long, GAMMA)
@@ -268,6 +271,9 @@ def test_the_loop_copies_no_cache_and_reuses_all_of_its_state(kind):
         "model": small,
         "fallback": drafters.fallback(drafters.prompt_lookup(4), small),
         "early_exit": drafters.early_exit(long.target, 1, GAMMA),
+        "self_draft": drafters.layer_skip(long, GAMMA, ff=(1,)),
+        "suffix_tree": drafters.suffix(GAMMA, n_nodes=6),
+        "recycling_tree": drafters.token_recycling(VOCAB, trees.k_ary(2, 2)),
     }[kind]
     engine = Engine(
         long, drafter=draft, rule=verify.rejection, batch_size=3, capacity=1000

@@ -1,13 +1,11 @@
 """scripts/plan.py as a user runs it."""
 
-import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from specjax import theory
 
@@ -53,34 +51,6 @@ def test_a_wrong_flag_exits_2_with_the_reason():
     assert done.returncode == 2
     assert all(word in done.stderr for word in ("abacus", "measured", "tpu-v5e"))
     assert "Traceback" not in done.stderr and "/no/such/model" not in done.stderr
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The script as a module, and the names of its flags, which go when it does."""
-    before = set(flags.FLAGS)
-    spec = importlib.util.spec_from_file_location("plan_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = set(flags.FLAGS) - before
-    yield module, names
-    for name in names:
-        delattr(flags.FLAGS, name)
-
-
-@pytest.fixture
-def run_here(script, monkeypatch):
-    """Runs the script in this process, without the user's compilation cache."""
-    monkeypatch.setattr("specjax.enable_compilation_cache", lambda: None)
-    module, names = script
-
-    def run(*arguments):
-        flags.FLAGS(["plan.py", *arguments])
-        module.main(["plan.py"])
-
-    yield run
-    for name in names:
-        flags.FLAGS[name].unparse()
 
 
 @pytest.mark.parametrize(

@@ -1,46 +1,16 @@
 """scripts/search_layer_skip.py as a user runs it."""
 
-import importlib.util
 import json
 import pathlib
 import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from specjax import drafters
 from specjax.testing import tiny_model
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "search_layer_skip.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    """The script as a module, and the names of its flags, which go when it does."""
-    before = set(flags.FLAGS)
-    spec = importlib.util.spec_from_file_location("search_layer_skip_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = set(flags.FLAGS) - before
-    yield module, names
-    for name in names:
-        delattr(flags.FLAGS, name)
-
-
-@pytest.fixture
-def run_here(script, monkeypatch):
-    """Runs the script in this process, without the user's compilation cache."""
-    monkeypatch.setattr("specjax.enable_compilation_cache", lambda: None)
-    module, names = script
-
-    def run(*arguments):
-        flags.FLAGS(["search_layer_skip.py", *map(str, arguments)])
-        module.main(["search_layer_skip.py"])
-
-    yield run
-    for name in names:
-        flags.FLAGS[name].unparse()
 
 
 def test_a_wrong_flag_exits_2_with_the_reason():
