@@ -158,7 +158,8 @@ def gather_path(cache: KVCache, path: Int[Array, "B D"], n_nodes: int) -> KVCach
         for r in range(path.shape[0]):
             start = (r, 0, cache.length[r] + 1, 0)
             nodes = lax.dynamic_slice(x, start, (1, x.shape[1], n_nodes, x.shape[3]))
-            kept = jnp.take(nodes, index[r], axis=2)
+            # Fused with the write, the read would cost a copy of the cache.
+            kept = lax.optimization_barrier(jnp.take(nodes, index[r], axis=2))
             x = lax.dynamic_update_slice(x, kept, start)
         return x
 

@@ -84,6 +84,7 @@ def emit(
 def truncate(
     state: DecodeState,
     verdict: Verdict,
+    way: Way,
     emitted: Array,
     finite: Array,
     possible: Array,
@@ -93,6 +94,7 @@ def truncate(
     Args:
       state: slots.
       verdict: what the rule decided.
+      way: through the pass.
       emitted: what the pass may emit, [B, W].
       finite: whether the logits of each position can be used, [B, W].
       possible: whether the token may stand there. A rule never picks one that may
@@ -109,8 +111,9 @@ def truncate(
     bad = first(~finite | ~possible)
     stop = first(jnp.any(emitted[..., None] == state.stop_ids[:, None, :], axis=-1))
     n = jnp.minimum(jnp.minimum(n, bad), stop + 1)
-    # A tree may reach beyond the limit; what a chain drafts never does.
-    n = jnp.minimum(n, state.limit - state.length)
+    if way.rows is not None:
+        # A tree may reach beyond the limit; what a chain drafts never does.
+        n = jnp.minimum(n, state.limit - state.length)
     running = state.status == Status.RUNNING
     n = jnp.where(running, n, 0)
     status = jnp.where(

@@ -182,7 +182,7 @@ def verify_and_commit(
         emitted, logprobs, finite = emit(verdict, way, logits)
         score = score_of(controlled, way.rows, emitted)
         n_committed, status = truncate(
-            state, verdict, emitted, finite, score > -jnp.inf
+            state, verdict, way, emitted, finite, score > -jnp.inf
         )
     scored = None
     if drafter.spec.n_top:

@@ -116,11 +116,11 @@ def _draw_with_test(noise):
 def _last_stop_only(truncate):
     """Looks for stop ids at the last token of a pass alone."""
 
-    def wrong(state, verdict, emitted, finite, possible):
+    def wrong(state, verdict, way, emitted, finite, possible):
         position = jnp.arange(emitted.shape[1])[None, :]
         last = position == verdict.n_accepted[:, None]
         hidden = jnp.where(last, emitted, -2)
-        return truncate(state, verdict, hidden, finite, possible)
+        return truncate(state, verdict, way, hidden, finite, possible)
 
     return wrong
 
@@ -158,14 +158,14 @@ def _swapped_warp(warp):
 
 def _emit_warped(emit):
     """Reports log-probabilities of the tempered law."""
-    return lambda proposal, verdict, logits: emit(proposal, verdict, logits / 0.7)
+    return lambda verdict, way, logits: emit(verdict, way, logits / 0.7)
 
 
 def _emit_unchecked(emit):
     """Takes NaN logits for good ones."""
 
-    def wrong(proposal, verdict, logits):
-        emitted, logprobs, finite = emit(proposal, verdict, logits)
+    def wrong(verdict, way, logits):
+        emitted, logprobs, finite = emit(verdict, way, logits)
         return emitted, logprobs, jnp.ones_like(finite)
 
     return wrong
@@ -176,7 +176,7 @@ def _first_state(mask_states):
 
     def wrong(mask, tokens, parents):
         states = mask_states(mask, tokens, parents)
-        if tokens.shape[1] == len(parents) == _WIDTH:  # advancing, not applying
+        if tokens.shape[1] == _WIDTH:  # advancing, not applying
             return states
         return jnp.broadcast_to(states[:, :1], states.shape)
 
@@ -290,7 +290,7 @@ LOOPS: dict[str, LoopMutant] = {
             "stop_in_the_block",
             "a stop id among accepted drafts is overlooked",
             "identity",
-            _patched("_truncate", _last_stop_only),
+            _patched("truncate", _last_stop_only),
         ),
         LoopMutant(
             "beyond_the_limit",
@@ -320,7 +320,9 @@ LOOPS: dict[str, LoopMutant] = {
             "settings_by_pass",
             "least lengths and forced tokens look at where the pass starts",
             "identity",
-            _patched("_depths", lambda f: lambda parents: 0 * f(parents), controls),
+            _patched(
+                "PassLayout", lambda f: lambda mask, at: f(mask, 0 * at), controls
+            ),
         ),
         LoopMutant(
             "constraint_of_the_first_row",
@@ -332,13 +334,13 @@ LOOPS: dict[str, LoopMutant] = {
             "warped_logprobs",
             "returned log-probabilities are of the tempered law",
             "identity",
-            _patched("_emit", _emit_warped),
+            _patched("emit", _emit_warped),
         ),
         LoopMutant(
             "nan_goes_on",
             "NaN logits give a valid-looking token",
             "errors",
-            _patched("_emit", _emit_unchecked),
+            _patched("emit", _emit_unchecked),
         ),
     )
 }
