@@ -47,11 +47,12 @@ answered so far where there are any, and the run goes on. "stats" count every to
 was committed, also those after a stop string until it was seen, which depends on the
 batch.
 
---drafter=model drafts with --draft_model, another model of the same tokens. --adaptive
-drafts as much as pays, by each row's acceptance and the costs of passes. These are
-measured at the start (a minute, the first time); --costs=FILE keeps them, and is read
-where it is there. It belongs to one model, drafter, gamma, dtype, batch size (1 for
---prompt) and kind of device, and a run of others is refused.
+--drafter=model drafts with --draft_model, another model of the same tokens, as a chain;
+--drafter=model:12 a tree of 12 nodes, at most --gamma deep. --adaptive drafts as much
+as pays, by each row's acceptance and the costs of passes. These are measured at the
+start (a minute, the first time); --costs=FILE keeps them, and is read where it is
+there. It belongs to one model, drafter, gamma, dtype, batch size (1 for --prompt) and
+kind of device, and a run of others is refused.
 
 A run that was ended at any time goes on with the same command; error records count as
 done. out.jsonl.meta.json holds the settings and the hash of the prompts; a run with

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from specjax import decode, drafters
+from specjax import decode, drafters, verify
 from specjax.batch._errors import UsageError
 from specjax.batch._settings import BatchSettings
 from specjax.drafters import BoundDrafter, load_datastore
+from specjax.trees import Topology
 from specjax.typing import Params
 from specjax.weights import KNOWN_MODELS, load
 
@@ -66,11 +67,21 @@ def load_drafter(settings: BatchSettings, model: "Model") -> BoundDrafter:
       model: the run's.
 
     Returns:
-      The drafter, not adaptive yet.
+      The drafter, not adaptive yet, if it can be.
 
     Raises:
       UsageError: what it needs cannot be loaded, or does not go with the model.
     """
+    draft = _make_drafter(settings, model)
+    if settings.adaptive:
+        try:
+            drafters.check_chain(draft.drafter)
+        except ValueError as error:
+            raise UsageError(f"--adaptive: {error}") from error
+    return draft
+
+
+def _make_drafter(settings: BatchSettings, model: "Model") -> BoundDrafter:
     if settings.draft_model is None:
         store = _load_store(settings, model)
         try:
@@ -83,9 +94,18 @@ def load_drafter(settings: BatchSettings, model: "Model") -> BoundDrafter:
     dtype = settings.draft_dtype or settings.dtype
     small = _load("draft_model", settings.draft_model, dtype)
     try:
-        return drafters.from_model(model, small, settings.gamma)
+        shape = drafters.draft_shape(settings.drafter, settings.gamma)
+        return drafters.from_model(
+            model, small, shape, draws=_siblings(settings.rule, shape)
+        )
     except ValueError as error:
         raise UsageError(f"--draft_model={settings.draft_model}: {error}") from error
+
+
+def _siblings(rule: str, shape: int | Topology) -> drafters.Draws:
+    """Returns how a draft model draws for a rule."""
+    apart = verify.by_name(rule).siblings == "without_replacement"
+    return "without_replacement" if apart and isinstance(shape, Topology) else "sample"
 
 
 def _load(flag: str, name: str, dtype: str) -> "Model":

@@ -137,11 +137,12 @@ class Contest:
         self.costs: dict[str, Costs] = {}
         self._specs: dict[str, DrafterSpec] = {}
         self._engines = {"plain": self._engine(model, plain(), capacity)}
-        longest = max((entry.gamma for entry in entries), default=1)
+        drafts = {e: for_target(e.drafter, e.gamma, model) for e in entries}
+        # Of a tree these are its nodes.
+        longest = max((d.drafter.spec.gamma for d in drafts.values()), default=1)
         verify_cost = None
-        for entry in entries:
+        for entry, made in drafts.items():
             tell(f"timing {entry.name}")
-            made = for_target(entry.drafter, entry.gamma, model)
             own = made.drafter.spec.exit_block
             costs = measure_costs(
                 model,
@@ -226,6 +227,11 @@ def _pass_cost(stats: Stats, costs: Costs, spec: DrafterSpec) -> float:
     # A search costs the same however little of what it finds is looked at; a model is
     # asked for so many drafts as will be.
     steps = spec.draws != "point" or bool(spec.on_target)
+    if spec.depth:
+        # What is counted of a tree are its levels; it is verified whole.
+        wide = stats.verified_at[0] / stats.passes
+        drafting = prices.draft * gamma * (wide if steps else 1.0)
+        return drafting + wide * prices.verify[gamma] + 1 - wide
     at_least = [stats.passes, *stats.verified_at, 0]
     total = 0.0
     for n in range(gamma + 1):

@@ -1,6 +1,6 @@
 """The drafter protocol and the zoo."""
 
-from specjax.drafters._adaptive import PassCosts, adaptive
+from specjax.drafters._adaptive import PassCosts, adaptive, check_chain
 from specjax.drafters._combine import fallback, truncate
 from specjax.drafters._costs import MeasuredFor, load_costs, save_costs
 from specjax.drafters._datastore import (
@@ -11,6 +11,7 @@ from specjax.drafters._datastore import (
     load_datastore,
     save_datastore,
 )
+from specjax.drafters._drawing import Draws
 from specjax.drafters._early_exit import early_exit
 from specjax.drafters._from_model import (
     from_model,
@@ -18,6 +19,7 @@ from specjax.drafters._from_model import (
     lower_precision,
     sparse_kv,
 )
+from specjax.drafters._lookahead import lookahead
 from specjax.drafters._model import model
 from specjax.drafters._names import (
     DRAFT_MODEL,
@@ -25,6 +27,7 @@ from specjax.drafters._names import (
     SELF_DRAFTS,
     by_name,
     check_name,
+    draft_shape,
     for_target,
     usages,
 )
@@ -60,6 +63,7 @@ __all__ = [
     "DraftContext",
     "Drafter",
     "DrafterSpec",
+    "Draws",
     "MeasuredFor",
     "PassCosts",
     "Proposal",
@@ -68,10 +72,12 @@ __all__ = [
     "adaptive",
     "build_datastore",
     "by_name",
+    "check_chain",
     "check_gamma",
     "check_name",
     "check_target",
     "documents_of",
+    "draft_shape",
     "early_exit",
     "extend_datastore",
     "fallback",
@@ -80,6 +86,7 @@ __all__ = [
     "layer_skip",
     "load_costs",
     "load_datastore",
+    "lookahead",
     "lower_precision",
     "match_noise",
     "model",

@@ -103,11 +103,7 @@ def adaptive(
     inner, params = unbind(drafter, None)
     gamma = inner.spec.gamma
     check_gamma(gamma)
-    if inner.spec.depth:
-        raise ValueError(
-            f"drafter {inner.spec.name!r} drafts trees, and this policy reckons with "
-            "chains; use a drafter of chains."
-        )
+    check_chain(inner)
     if bank is None:
         bank = [0, *(2**i for i in range(1, 16) if 2**i < gamma), gamma]
     lengths = tuple(sorted({*bank}))
@@ -120,6 +116,19 @@ def adaptive(
     cost = costs.draft * np.arange(gamma + 1) + verify
     held = {"inner": params, "cost": jnp.asarray(cost[list(lengths)], jnp.float32)}
     return BoundDrafter(_adaptive(inner, lengths), held)
+
+
+def check_chain(drafter: Drafter) -> None:
+    """Checks that a drafter can be adaptive.
+
+    Raises:
+      ValueError: it drafts trees.
+    """
+    if drafter.spec.depth:
+        raise ValueError(
+            f"drafter {drafter.spec.name!r} drafts trees, and adaptive drafting reckons "
+            "with chains; use a drafter of chains."
+        )
 
 
 def check_costs(costs: PassCosts, gamma: int, name: str) -> np.ndarray:

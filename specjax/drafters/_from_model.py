@@ -20,6 +20,7 @@ from specjax.models import (
     decoder_target,
 )
 from specjax.ops.linear import preferred_layout
+from specjax.trees import Topology
 from specjax.typing import Array, Params
 
 
@@ -58,7 +59,11 @@ class ModelLike(Protocol):
 
 
 def from_model(
-    target: ModelLike, draft: ModelLike, gamma: int = 4, *, draws: Draws = "sample"
+    target: ModelLike,
+    draft: ModelLike,
+    gamma: int | Topology = 4,
+    *,
+    draws: Draws = "sample",
 ) -> BoundDrafter:
     """Makes a loaded model the drafter of another, after comparing their tokens.
 
@@ -66,7 +71,7 @@ def from_model(
       target: the model to decode with.
       draft: the smaller one. Its logits may be padded to another width than the
         target's: what lies beyond the tokenizer is never drafted.
-      gamma: draft tokens a pass.
+      gamma: draft tokens a pass; or a tree.
       draws: see ``drafters.model``.
 
     Returns:

@@ -1,59 +1,18 @@
-"""A smaller model as the drafter, token by token.
-
-References: Leviathan, Kalman and Matias, arXiv:2211.17192; Chen et al.,
-arXiv:2302.01318.
-"""
+"""A draft model with parameters and a cache of its own, as a chain or a tree."""
 
 import functools
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
-from jax import lax
 
 from specjax.drafters._drawing import Drawing, Draws, check_draws
-from specjax.drafters._protocol import (
-    DraftContext,
-    Drafter,
-    DrafterSpec,
-    Proposal,
-    check_gamma,
-    n_kept,
-)
-from specjax.models import CACHE_SLACK, Target
-from specjax.typing import Array, Int, Params
-
-# After full acceptance the model has not read its own last draft: the first pass takes
-# that token and the pending one, always, so that it needs no branch.
-_WINDOW = 2
-
-# Tokens a row may be behind for longer, where others drafted for a while, are read in
-# chunks; a chunk's padding must fit what a cache keeps beyond its capacity.
-_CHUNK = CACHE_SLACK
-
-
-class ModelState(NamedTuple):
-    """What the drafter carries.
-
-    Attributes:
-      cache: the draft model's; it holds ``seen`` committed tokens of each row.
-      seen: [B] int32.
-      base: tokens that were committed when the last drafts were made. [B]
-      read: tokens it had read then, its own drafts included. [B]
-      drafted: those drafts. [B, G]
-      capacity: tokens a row of the cache may hold.
-    """
-
-    cache: Any
-    seen: Int[Array, " B"]
-    base: Int[Array, " B"]
-    read: Int[Array, " B"]
-    drafted: Int[Array, "B G"]
-    capacity: Int[Array, ""]
+from specjax.drafters._model_chain import ModelDrafter
+from specjax.drafters._model_tree import ModelTreeDrafter
+from specjax.drafters._protocol import Drafter, check_gamma
+from specjax.models import Target
+from specjax.trees import Topology
 
 
 def model(
     draft: Target,
-    gamma: int = 4,
+    gamma: int | Topology = 4,
     *,
     vocab_size: int | None = None,
     n_ids: int | None = None,
@@ -62,201 +21,92 @@ def model(
 ) -> Drafter:
     """Drafts with a model of its own parameters and cache.
 
+    As a tree it makes one pass a level and one in front; a node's children are the
+    first of its law's ranks, or drawn. References: Miao et al., "SpecInfer",
+    arXiv:2305.09781 (independent children); Chen et al., "Sequoia", arXiv:2402.12374,
+    and Jeon et al., arXiv:2402.14160 (children without replacement).
+
     Whether its vocabulary means the same tokens as the target's is for the caller to
     know: ``drafters.from_model`` compares the tokenizers. A row whose text outgrows the
     draft model's context is decoded plainly from there.
 
     Args:
       draft: the draft model; its parameters are the drafter's.
-      gamma: draft tokens a pass, each one pass of the draft model.
+      gamma: draft tokens a pass, each one pass of the draft model; or a tree.
       vocab_size: of the target; None: as the draft model's. Ids that the draft model
         lacks are never drafted.
       n_ids: ids that have a token in both; None: all.
       draws: ``sample`` draws under the row's own settings and is exact under every
         rule; rules that take Gumbel noise get the ``coupled`` form of it by
-        themselves. ``argmax`` proposes point masses.
+        themselves. Children of a node are then drawn independently, and
+        ``without_replacement`` in turn from what is left, which other rules take
+        (``verify.check_trees``). ``argmax`` proposes point masses, the most probable
+        tokens of a node as its children.
       name: for statistics and messages.
 
     Returns:
       The drafter. Equal calls give the identical one.
 
     Raises:
-      ValueError: gamma is out of range, the cache cannot be rolled back by its length,
-        ``draws`` is not known, or there are more ids than rows of logits.
+      ValueError: gamma is out of range, the cache cannot be rolled back by its length
+        or take a tree, ``draws`` is not known, there are more ids than rows of logits
+        or fewer than a node's children, or ranks are left out of a tree whose children
+        are drawn.
     """
-    check_gamma(gamma)
+    tree = gamma if isinstance(gamma, Topology) and not gamma.is_chain else None
+    check_gamma(gamma.n_nodes if isinstance(gamma, Topology) else gamma)
     if draft.spec.cache_kind != "kv":
         raise ValueError(
             f"A draft model's cache must roll back by its length; this one is of kind "
             f"{draft.spec.cache_kind!r}."
         )
-    check_draws(draws)
+    check_draws(draws, tree=tree is not None)
     vocab_size = draft.spec.vocab_size if vocab_size is None else vocab_size
     most = min(vocab_size, draft.spec.vocab_size)
     n_ids = most if n_ids is None else n_ids
     if not 1 <= n_ids <= most:
         raise ValueError(f"{n_ids=} must be in [1, {most}], the ids that both have.")
+    if tree is not None:
+        _check_tree(draft, tree, n_ids, draws)
+    elif isinstance(gamma, Topology):
+        gamma = gamma.n_nodes
     return _model(draft, gamma, vocab_size, n_ids, draws, name)
+
+
+def _check_tree(draft: Target, tree: Topology, n_ids: int, draws: Draws) -> None:
+    """Checks that a draft model can grow a tree."""
+    if draft.gather_path is None:
+        raise ValueError(
+            f"A tree's committed path must be moved in the draft model's cache, and "
+            f"this one (of kind {draft.spec.cache_kind!r}) cannot; give gamma as a "
+            "number, for a chain."
+        )
+    if 1 + max(tree.ranks) > n_ids:
+        raise ValueError(
+            f"A node has {1 + max(tree.ranks)} children and only {n_ids=} can be drawn."
+        )
+    if tree.has_gaps and draws in ("sample", "without_replacement"):
+        raise ValueError(
+            f"{draws=} draws a node's children in turn, and this tree leaves ranks out "
+            f"({tree.rank_paths}); use draws='argmax', or a tree without gaps."
+        )
 
 
 @functools.cache
 def _model(
-    draft: Target, gamma: int, vocab_size: int, n_ids: int, draws: Draws, name: str
+    draft: Target,
+    gamma: int | Topology,
+    vocab_size: int,
+    n_ids: int,
+    draws: Draws,
+    name: str,
 ) -> Drafter:
     """Makes the drafter; arguments that mean the same are the same here."""
     again = functools.partial(_model, draft, gamma, vocab_size, n_ids, "coupled", name)
-    made = _ModelDrafter(draft, gamma, Drawing(vocab_size, n_ids, draws))
-    return made.drafter(name, again if draws == "sample" else None)
-
-
-class _ModelDrafter:
-    """The functions of the drafter, over its static side."""
-
-    def __init__(self, draft: Target, gamma: int, drawing: Drawing) -> None:
-        self.draft, self.gamma, self.drawing = draft, gamma, drawing
-
-    def drafter(self, name: str, again) -> Drafter:
-        return Drafter(
-            spec=DrafterSpec(name=name, gamma=self.gamma, draws=self.drawing.kind),
-            init=self.init,
-            prefill=self.prefill,
-            reset_row=self.reset_row,
-            propose=self.propose,
-            commit=self.commit,
-            copy_row=self.copy_row,
-            coupled=again,
-        )
-
-    def init(self, batch: int, capacity: int) -> ModelState:
-        # Each a buffer of its own: the loop donates them all.
-        zeros = lambda: jnp.zeros((batch,), jnp.int32)
-        capacity = min(capacity, self.draft.spec.max_context)
-        return ModelState(
-            cache=self.draft.init_cache(batch, capacity),
-            seen=zeros(),
-            base=zeros(),
-            read=zeros(),
-            drafted=jnp.zeros((batch, self.gamma), jnp.int32),
-            capacity=jnp.int32(capacity),
-        )
-
-    def prefill(self, params, state, row, tokens, n_real, features) -> ModelState:
-        """Reads a prompt chunk; a prompt beyond the draft's context is not read."""
-        # Writes past the end would be moved back over what is there. Such a row never
-        # drafts, so where its cache starts is of no interest.
-        fits = state.seen[row] + tokens.shape[1] <= state.capacity + CACHE_SLACK
-        only = jnp.zeros_like(state.seen).at[row]
-        cache = self.draft.commit(
-            state.cache, only.set(jnp.where(fits, 0, -state.seen[row]))
-        )
-        _, _, cache = self.draft.forward(
-            params, self._known(tokens), cache, row=row, with_logits=False
-        )
-        seen = jnp.where(fits, state.seen[row] + n_real, 0)
-        start = jnp.where(fits, state.seen[row], 0)
-        return state._replace(
-            cache=self.draft.commit(cache, only.set(seen - start)),
-            seen=state.seen.at[row].set(seen),
-        )
-
-    def reset_row(self, state: ModelState, row: Array) -> ModelState:
-        return state._replace(
-            cache=self.draft.reset_row(state.cache, row), seen=state.seen.at[row].set(0)
-        )
-
-    def copy_row(self, state, source, row, length) -> ModelState:
-        return state._replace(
-            cache=self.draft.copy_row(state.cache, source, row, length),
-            seen=state.seen.at[row].set(length),
-        )
-
-    def propose(
-        self, params: Params, state: ModelState, context: DraftContext
-    ) -> tuple[Proposal, ModelState]:
-        length, gamma = context.length, self.gamma
-        alive = (length > 0) & (length + gamma <= state.capacity)
-        budget = gamma if context.budget is None else jnp.minimum(context.budget, gamma)
-        n_valid = jnp.where(alive, budget, 0).astype(jnp.int32)
-        steps = jnp.max(n_valid)
-        empty = self.drawing.empty(length.shape[0], gamma)
-        # Rows that draft no more write beyond the capacity, where nothing is read.
-        beyond = jnp.where(alive, 0, state.capacity - state.seen)
-        run = functools.partial(self._draft, params, context, alive, beyond, steps)
-        (tokens, logprobs), cache, seen = lax.cond(
-            steps > 0,
-            run,
-            lambda empty, cache, seen: (empty, cache, seen),
-            empty,
-            state.cache,
-            state.seen,
-        )
-        read = jnp.where(alive & (steps > 0), length - 1 + steps, seen)
-        state = state._replace(
-            cache=cache, seen=seen, base=length, read=read, drafted=tokens
-        )
-        return Proposal(tokens, logprobs, n_valid), state
-
-    def commit(
-        self, params: Params, state: ModelState, context: DraftContext
-    ) -> ModelState:
-        """Keeps what it read of its drafts as far as they were committed."""
-        n_same = n_kept(context, state.drafted, state.base, context.length)
-        seen = jnp.maximum(state.seen, jnp.minimum(state.base + n_same, state.read))
-        # Its last token stays pending, also of a row that got none.
-        seen = jnp.clip(seen, 0, jnp.maximum(context.length - 1, 0))
-        return state._replace(
-            cache=self.draft.commit(state.cache, seen - state.seen), seen=seen
-        )
-
-    def _known(self, tokens: Array) -> Array:
-        """Replaces what the draft model has no embedding for."""
-        inside = (tokens >= 0) & (tokens < self.draft.spec.vocab_size)
-        return jnp.where(inside, tokens, 0)
-
-    def _text(self, context: DraftContext, start: Array, n: int) -> Array:
-        """Returns n committed tokens of each row from a start, 0 beyond the text."""
-        at = start[:, None] + jnp.arange(n)[None, :]
-        size = context.history.shape[1]
-        tokens = jnp.take_along_axis(context.history, jnp.minimum(at, size - 1), axis=1)
-        return self._known(jnp.where(at < context.length[:, None], tokens, 0))
-
-    def _draft(self, params, context, alive, beyond, steps, empty, cache, seen):
-        """Reads what is missing and drafts; the cache ends at the committed text."""
-        length, draft = context.length, self.draft
-        cache = draft.commit(cache, beyond)
-        behind = lambda seen: jnp.where(alive, length - seen, 0)
-
-        def read(carry):
-            cache, seen = carry
-            n = jnp.clip(behind(seen) - _WINDOW, 0, _CHUNK)
-            tokens = self._text(context, seen, _CHUNK)
-            _, _, cache = draft.forward(params, tokens, cache, with_logits=False)
-            return draft.commit(cache, n), seen + n
-
-        late = lambda carry: jnp.any(behind(carry[1]) > _WINDOW)
-        cache, seen = lax.while_loop(late, read, (cache, seen))
-        n = behind(seen)
-
-        def first(cache, tokens):
-            logits, _, cache = draft.forward(
-                params, self._text(context, seen, _WINDOW), cache
-            )
-            last = jnp.maximum(n - 1, 0)[:, None, None]
-            logits = jnp.take_along_axis(logits, last, axis=1)[:, 0]
-            return logits, draft.commit(cache, n)
-
-        def later(cache, token):
-            logits, _, cache = draft.forward(params, self._known(token), cache)
-            # Rows that draft no more stay where they are: all writes keep in bounds.
-            return logits[:, 0], draft.commit(cache, alive.astype(jnp.int32))
-
-        def step(carry):
-            i, cache, kept = carry
-            before = lax.dynamic_slice_in_dim(kept.tokens, i - 1, 1, axis=1)
-            logits, cache = lax.cond(i == 0, first, later, cache, before)
-            return i + 1, cache, self.drawing.put(kept, logits, context, i)
-
-        more = lambda carry: carry[0] < steps
-        _, cache, kept = lax.while_loop(more, step, (jnp.int32(0), cache, empty))
-        cache = draft.commit(cache, jnp.where(alive, 1 - steps, -beyond))
-        return kept, cache, seen + n
+    drawing = Drawing(vocab_size, n_ids, draws)
+    if isinstance(gamma, Topology):
+        made = ModelTreeDrafter(draft, gamma, drawing)
+    else:
+        made = ModelDrafter(draft, gamma, drawing)
+    drawn = draws in ("sample", "without_replacement")
+    return made.drafter(name, again if drawn else None)

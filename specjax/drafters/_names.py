@@ -10,25 +10,32 @@ from specjax.drafters._from_model import (
     lower_precision,
     sparse_kv,
 )
+from specjax.drafters._lookahead import lookahead
 from specjax.drafters._plain import plain
 from specjax.drafters._prompt_lookup import prompt_lookup
 from specjax.drafters._protocol import BoundDrafter, Drafter, check_gamma
 from specjax.drafters._quantized import quantized
 from specjax.drafters._suffix import suffix
 from specjax.drafters._token_recycling import token_recycling
-from specjax.trees import sequoia
+from specjax.trees import Topology, sequoia
 
 #: Drafters by name, each taking gamma (``plain`` ignores it).
 REGISTRY: dict[str, Callable[[int], Drafter]] = {
     "plain": lambda gamma: plain(),
     "prompt_lookup": lambda gamma: prompt_lookup(gamma),
     "suffix": lambda gamma: suffix(gamma),
+    "lookahead": lambda gamma: lookahead(gamma),
 }
 
 
 # How often the answer of each rank is right, roughly: what a tree of a given size is
 # made for. Another guess changes the tree, and no text.
 _RANKS = (0.4, 0.12, 0.07, 0.05, 0.03, 0.03, 0.02, 0.02)
+
+
+def _shape(gamma: int, numbers: list[int]) -> int | Topology:
+    """Returns a tree of so many nodes, at most gamma deep; or gamma, for a chain."""
+    return sequoia(_RANKS, numbers[0], max_depth=gamma) if numbers else gamma
 
 
 class SelfDraft(NamedTuple):
@@ -60,8 +67,8 @@ def _sparse_kv(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter
 
 
 def _token_recycling(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
-    shape = sequoia(_RANKS, numbers[0], max_depth=gamma) if numbers else gamma
-    return BoundDrafter(token_recycling(model.target.spec.vocab_size, shape), None)
+    vocab_size = model.target.spec.vocab_size
+    return BoundDrafter(token_recycling(vocab_size, _shape(gamma, numbers)), None)
 
 
 def _suffix_tree(model: ModelLike, gamma: int, numbers: list[int]) -> BoundDrafter:
@@ -92,6 +99,7 @@ SELF_DRAFTS: dict[str, SelfDraft] = {
 
 #: The name of a drafter that a draft model makes (``from_model``).
 DRAFT_MODEL = "model"
+_MODEL_USAGE = f"{DRAFT_MODEL}[:NODES]"
 
 
 def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
@@ -103,13 +111,15 @@ def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
         attends to the first 4 tokens and the last 508, ``int4:64`` has a scale for 64
         weights.
       gamma: draft tokens a pass.
-      has_draft: whether there is a draft model, for which the name is ``model``.
+      has_draft: whether there is a draft model, for which the name is ``model``, or
+        ``model:12`` for a tree of 12 nodes.
 
     Raises:
       ValueError: the name is not known or what follows the colon is wrong, or gamma is
         out of range; or a draft model is missing, or is there for another name.
     """
-    if has_draft != (name == DRAFT_MODEL):
+    kind, _, rest = name.partition(":")
+    if has_draft != (kind == DRAFT_MODEL):
         raise ValueError(
             f"draft_model goes with drafter {DRAFT_MODEL!r}; the drafter is {name!r}."
             if has_draft
@@ -118,8 +128,8 @@ def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
         )
     if has_draft:
         check_gamma(gamma)
+        draft_shape(name, gamma)
         return
-    kind, _, rest = name.partition(":")
     if kind in SELF_DRAFTS:
         check_gamma(gamma)
         _numbers(name, kind, rest)
@@ -134,7 +144,27 @@ def check_name(name: str, gamma: int, *, has_draft: bool = False) -> None:
 def usages() -> list[str]:
     """Returns how the drafters' names are written."""
     own = [kind.usage for kind in SELF_DRAFTS.values()]
-    return [*sorted(REGISTRY), *own, DRAFT_MODEL]
+    return [*sorted(REGISTRY), *own, _MODEL_USAGE]
+
+
+def draft_shape(name: str, gamma: int) -> int | Topology:
+    """Reads what a draft model is to draft.
+
+    Args:
+      name: ``model`` for a chain, ``model:12`` for a tree of 12 nodes.
+      gamma: draft tokens of a chain; how deep a tree may be.
+
+    Returns:
+      What ``from_model`` takes as ``gamma``.
+
+    Raises:
+      ValueError: the name is another, or not understood.
+    """
+    kind, _, rest = name.partition(":")
+    numbers = _read(name, rest, _MODEL_USAGE, (0, 1))
+    if kind != DRAFT_MODEL or numbers == [0]:
+        raise ValueError(f"drafter {name!r} is not understood; write {_MODEL_USAGE}.")
+    return _shape(gamma, numbers)
 
 
 def by_name(name: str, gamma: int) -> Drafter:
@@ -181,8 +211,12 @@ def for_target(name: str, gamma: int, model: ModelLike) -> BoundDrafter:
 
 
 def _numbers(name: str, kind: str, rest: str) -> list[int]:
-    """Reads what follows the colon."""
+    """Reads what follows the colon of a self-draft's name."""
     usage, counts, _ = SELF_DRAFTS[kind]
+    return _read(name, rest, usage, counts)
+
+
+def _read(name: str, rest: str, usage: str, counts: tuple[int, ...]) -> list[int]:
     parts = rest.split("-") if rest else []
     if len(parts) not in counts or not all(part.isdecimal() for part in parts):
         raise ValueError(f"drafter {name!r} is not understood; write {usage}.")

@@ -95,7 +95,8 @@ def _target(vocab_size: int) -> Target:
             index = jnp.arange(size)[None, None, :]
             follows = jnp.max(jnp.where(others, index, -1), axis=-1)
             inside = jnp.take_along_axis(tokens, jnp.maximum(follows, 0), axis=1)
-            before = jnp.where(follows >= 0, inside, before)
+            # One that sees no other follows the committed text.
+            before = jnp.where(follows >= 0, inside, before[:, :1])
         logits: Float[Array, "R T V"] | None = None
         if with_logits:
             logits = params["table"][before, tokens]

@@ -146,6 +146,30 @@ def test_a_draft_model_changes_the_passes_and_not_the_text(
     assert f'draft_model was "{plain_model}" and is "other/draft"' in said
 
 
+@pytest.mark.parametrize("rule", ["coupled", "traversal"])
+def test_a_draft_model_drafts_trees(
+    rule, settings, plain_model, write, read, tmp_path, capsys
+):
+    prompts, plain, out = _prompts(write), tmp_path / "plain.jsonl", tmp_path / "out"
+    settings = dataclasses.replace(settings, rule=rule, exact=False)
+    assert _run(dataclasses.replace(settings, max_drafts=0), prompts, plain) == 0
+    drafting = dataclasses.replace(
+        settings, drafter="model:5", draft_model=str(plain_model)
+    )
+    assert _run(drafting, prompts, out) == 0
+    assert _texts(read, out) == _texts(read, plain)
+    assert all(r["stats"]["passes"] <= 8 for r in read(out))
+    capsys.readouterr()
+    for wrong, said in [
+        ({"exact": True}, "exact=True needs a drafter of chains"),
+        ({"adaptive": True, "costs": "c.json"}, "drafts trees"),
+        ({"rule": "block"}, "'block' verifies chains"),
+    ]:
+        other = dataclasses.replace(drafting, **wrong)
+        assert _run(other, prompts, tmp_path / "other") == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_draft_model_of_other_tokens_is_refused(settings, write, tmp_path, capsys):
     folder, out = tmp_path / "small", tmp_path / "out.jsonl"
     save_orbax(folder, tiny_model(vocab_size=128))

@@ -70,10 +70,13 @@ def _runs(decode_s):
             DrafterSpec("x", 3, draws="coupled", bank=(0, 1)),
             (7 * 0.1 + 2 * 1.0 + 1.2 + 2 * 1.5) / 5,
         ),
+        # A tree of six nodes on three levels is verified whole.
+        (DrafterSpec("x", 6, depth=3), (5 * 0.6 + 2 * 1.0 + 3 * 1.8) / 5),
+        (DrafterSpec("x", 6, depth=3, draws="coupled"), (3 * 0.6 + 2 + 3 * 1.8) / 5),
     ],
 )
 def test_predictions_are_the_cost_of_the_passes_there_were(spec, cost):
-    costs = Costs(0.1, (1.0, 1.2, 1.4, 1.5))
+    costs = Costs(0.1, (1.0, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8))
     # Plain decoding took 8 s in the first round and 12 s in the second.
     standing = stand(_runs([1.0, 2.0, 3.0, 4.0]), [8.0, 12.0], costs, spec)
     assert standing.pass_cost == pytest.approx(cost)
@@ -91,7 +94,10 @@ def test_a_contest_decodes_the_same_text_in_every_way():
     model = tiny_model()
     entries = [
         Entry.parse(text, 3)
-        for text in ("prompt_lookup", "early_exit:1@2", "adaptive(layer_skip:1)@3")
+        for text in (
+            *("prompt_lookup", "early_exit:1@2", "adaptive(layer_skip:1)@3"),
+            "suffix_tree:5",
+        )
     ]
     told = []
     contest = bench.Contest(
@@ -110,7 +116,7 @@ def test_a_contest_decodes_the_same_text_in_every_way():
         assert it.drafted == 0 or not math.isnan(it.acceptance)
     # Costs of the passes are measured once for a target; what is left of them after an
     # early exit is its own.
-    lookup, leaving, skipping = (contest.costs[entry.name] for entry in entries)
+    lookup, leaving, skipping, _ = (contest.costs[entry.name] for entry in entries)
     assert skipping.verify_cost == lookup.verify_cost != leaving.verify_cost
 
 

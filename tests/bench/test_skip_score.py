@@ -174,6 +174,7 @@ def _accepted(model, skip, text, gamma):
     return passes, accepted
 
 
+@pytest.mark.slow
 def test_what_is_scored_is_what_the_loop_accepts(model, texts):
     # The second block's keys are other ones than the target's.
     gamma, skip = 3, LayerSkip((), (0,))

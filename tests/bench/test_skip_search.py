@@ -249,6 +249,7 @@ CLASSES = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_reported_of_held_out_texts_is_theirs(model, run, tmp_path):
     result, told = run(CLASSES)
     assert told == [

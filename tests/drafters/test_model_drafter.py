@@ -262,13 +262,17 @@ def test_equal_calls_give_the_identical_drafter():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    ["model", "fallback", "early_exit", "self_draft", "suffix_tree", "recycling_tree"],
+    [
+        *("model", "model_tree", "fallback", "early_exit", "self_draft"),
+        *("suffix_tree", "recycling_tree"),
+    ],
 )
 def test_the_loop_copies_no_cache_and_reuses_all_of_its_state(kind):
     long = tiny_model(6, vocab_size=VOCAB, max_context=2048)
     small = drafters.from_model(long, long, GAMMA)
     draft = {
         "model": small,
+        "model_tree": drafters.from_model(long, long, trees.k_ary(2, 2)),
         "fallback": drafters.fallback(drafters.prompt_lookup(4), small),
         "early_exit": drafters.early_exit(long.target, 1, GAMMA),
         "self_draft": drafters.layer_skip(long, GAMMA, ff=(1,)),

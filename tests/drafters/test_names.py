@@ -33,7 +33,11 @@ def test_a_target_makes_drafters_of_itself_by_name():
 @pytest.mark.parametrize(
     ("name", "gamma", "match"),
     [
-        ("best", 3, "known drafters: plain, prompt_lookup, suffix, early_exit:BLOCKS"),
+        (
+            "best",
+            3,
+            "known drafters: lookahead, plain, .*, suffix, early_exit:BLOCKS",
+        ),
         ("early_exit", 3, "write early_exit:BLOCKS"),
         ("early_exit:half", 3, "write early_exit:BLOCKS"),
         ("layer_skip:3-", 3, "write layer_skip:FIRST-LAST"),
@@ -51,7 +55,7 @@ def test_wrong_names_say_what_would_be_right(name, gamma, match):
 
 def test_a_draft_model_goes_with_one_name():
     drafters.check_name("model", 3, has_draft=True)
-    assert "model" in drafters.usages()
+    assert "model[:NODES]" in drafters.usages()
     for name in ("plain", "early_exit:1", "best"):
         with pytest.raises(
             ValueError, match=f"drafter 'model'; the drafter is {name!r}"
@@ -59,6 +63,13 @@ def test_a_draft_model_goes_with_one_name():
             drafters.check_name(name, 3, has_draft=True)
     with pytest.raises(ValueError, match="gamma=0"):
         drafters.check_name("model", 0, has_draft=True)
+    drafters.check_name("model:12", 3, has_draft=True)
+    assert drafters.draft_shape("model", 3) == 3
+    tree = drafters.draft_shape("model:12", 3)
+    assert (tree.n_nodes, tree.max_depth) == (12, 3) and not tree.has_gaps
+    for name in ("model:0", "model:3-4", "model:x"):
+        with pytest.raises(ValueError, match=r"write model\[:NODES\]"):
+            drafters.check_name(name, 3, has_draft=True)
     with pytest.raises(ValueError, match="needs draft_model"):
         drafters.for_target("model", 3, MODEL)
 

@@ -58,9 +58,8 @@ def first_blocks(model):
     return BoundDrafter(drafter, params)
 
 
-@pytest.mark.parametrize(
-    "rule", [pytest.param("rejection", marks=pytest.mark.slow), "coupled"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_early_exit_is_its_first_blocks_as_a_model(rule):
     """Drafts, draws, what is kept and what is written: all but the second cache."""
     one = complete(drafters.early_exit(TARGET.target, EXIT, GAMMA), rule)

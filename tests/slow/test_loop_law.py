@@ -13,6 +13,7 @@ from specjax.drafters import (
     adaptive,
     build_datastore,
     fallback,
+    lookahead,
     model,
     plain,
     prompt_lookup,
@@ -111,6 +112,10 @@ TREES = {
     # Right at random for one text of many: mostly wrong, and shaped by hash.
     "grown": lambda: planted_trees.grown(6, VOCAB, [(0, 1, 2, 0, 1, 2, 3)]),
     "recycling": lambda: BoundDrafter(token_recycling(VOCAB, TREE), None),
+    "lookahead": lambda: BoundDrafter(lookahead(2, 2, 2), None),
+    "model": lambda: model_tree("sample"),
+    "model_apart": lambda: model_tree("without_replacement"),
+    "model_best": lambda: model_tree("argmax"),
     "suffix": lambda: BoundDrafter(
         suffix(GAMMA, min_match=1, n_nodes=6),
         build_datastore([(0, 1, 2, 3), (2, 4, 1), (1, 2, 0)], size=16),
@@ -129,7 +134,20 @@ TREE_CASES = [
     ("recycling", "rejection"),
     ("suffix", "sample_and_match"),
     ("suffix", "traversal"),
+    ("lookahead", "coupled"),
+    ("lookahead", "sample_and_match"),
+    ("model", "rejection"),
+    ("model", "coupled"),
+    ("model_apart", "recursive_rejection"),
+    ("model_apart", "traversal"),
+    ("model_best", "sample_and_match"),
 ]
+
+
+def model_tree(draws):
+    """Another table as the draft model, level by level."""
+    other = other_table()
+    return BoundDrafter(model(other.target, TREE, draws=draws), other.params)
 
 
 def draft_table():

@@ -20,7 +20,7 @@ def test_ids_and_bits_do_not_depend_on_drafter_batch_or_width(dtype):
     model = specjax.load("smollm2-135m-instruct", dtype=dtype)
     prompts = [texts[0] for texts in WORKLOADS.values()] + [WORKLOADS["quoting"][2]]
     settings = dict(
-        max_new_tokens=48,
+        max_new_tokens=32,
         temperature=[0.0, 0.7, 1.0, 0.9],
         top_p=[1.0, 0.9, 1.0, 1.0],
         top_k=[0, 0, 50, 0],
