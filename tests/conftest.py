@@ -15,10 +15,13 @@ from specjax.testing.law_table import pytest_terminal_summary as pytest_terminal
 def pytest_configure(config):
     """Shares compiled programs among the tests and workers of one run.
 
-    Programs of equal HLO are compiled once: most plans have the same prefill.
+    Programs of equal HLO are compiled once: most plans have the same prefill. A folder
+    that the environment names is kept, and serves the runs after this one too.
     """
     if hasattr(config, "workerinput"):
         config.jax_cache = config.workerinput["jax_cache"]
+    elif named := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        config.jax_cache = named
     else:
         config.jax_cache = tempfile.mkdtemp(prefix="specjax-tests-")
         config.add_cleanup(lambda: shutil.rmtree(config.jax_cache, ignore_errors=True))

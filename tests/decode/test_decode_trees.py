@@ -85,6 +85,7 @@ def test_text_and_numbers_are_those_of_plain_decoding(shape, plain):
     assert sum(c.stats.passes for c in done) < 0.8 * sum(c.stats.passes for c in plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_rows_are_the_same_under_other_rules(shape):
     asked = [r for r in requests() if r.temperature == 0]

@@ -28,6 +28,7 @@ def _run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_exact_mode_finds_no_difference_and_exits_0(arguments):
     done = _run(*arguments, "--temperatures=0,0.8", "--max_new_tokens=16")
     assert done.returncode == 0, done.stderr
