@@ -38,8 +38,9 @@ ALLOWED = {
 }
 # Above the loop: they may import anything below.
 TOP = {"viz", "batch", "bench", "testing", "train"}
-# ``decode`` shows its results through ``viz``, found when they are shown.
-LAZY = {("decode", "viz")}
+# ``decode`` shows its results through ``viz``, found when they are shown; the
+# definition of ``ops.verify_sample`` is what the warp and the rules do.
+LAZY = {("decode", "viz"), ("ops", "sampling"), ("ops", "verify")}
 
 
 def _modules():
@@ -124,6 +125,12 @@ def test_private_modules_stay_in_their_room():
 def test_nobody_imports_scripts_or_tests():
     outside = {"scripts", "tests", "notebooks", "pytest", "hypothesis", "torch"}
     assert not [(p, m) for _, p, m, _ in FOUND if m.split(".")[0] in outside]
+
+
+def test_kernels_are_found_by_operations_when_they_are_chosen():
+    """So that Pallas is no part of what ``import specjax`` needs."""
+    kernels = [x for x in FOUND if x[2].partition(".")[0] == "kernels_pallas"]
+    assert kernels and all(room == "ops" and inside for room, _, _, inside in kernels)
 
 
 def test_the_library_does_not_import_its_test_helpers():

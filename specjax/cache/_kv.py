@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specjax.ops.gather_path import gather_path as move_path
+from specjax.ops.write_rows import write_rows
 from specjax.typing import Array, Float, Int
 
 # Slots that a copy of a row moves at once.
@@ -113,21 +115,7 @@ def write(
     Returns:
       The layer's cache with the rows written.
     """
-    return LayerKV(
-        _write(layer.keys, keys, length, row),
-        _write(layer.values, values, length, row),
-    )
-
-
-def _write(cache: Array, new: Array, length: Array, row: Array | None) -> Array:
-    new = new.transpose(0, 2, 1, 3).astype(cache.dtype)
-    if row is not None:
-        return lax.dynamic_update_slice(cache, new, (row, 0, length[0], 0))
-    # One slice update a row: in place on every backend, where a scatter is not.
-    for r in range(new.shape[0]):
-        start = (r, 0, length[r], 0)
-        cache = lax.dynamic_update_slice(cache, new[r : r + 1], start)
-    return cache
+    return LayerKV(*write_rows(*layer, keys, values, length, row))
 
 
 def commit(cache: KVCache, n: Int[Array, " B"]) -> KVCache:
@@ -152,18 +140,8 @@ def gather_path(cache: KVCache, path: Int[Array, "B D"], n_nodes: int) -> KVCach
     """
     if not path.shape[1]:
         return cache
-    index = jnp.maximum(path, 0)
-
-    def move(x: Array) -> Array:
-        for r in range(path.shape[0]):
-            start = (r, 0, cache.length[r] + 1, 0)
-            nodes = lax.dynamic_slice(x, start, (1, x.shape[1], n_nodes, x.shape[3]))
-            # Fused with the write, the read would cost a copy of the cache.
-            kept = lax.optimization_barrier(jnp.take(nodes, index[r], axis=2))
-            x = lax.dynamic_update_slice(x, kept, start)
-        return x
-
-    return cache.replace(layers=jax.tree.map(move, cache.layers))
+    moved = move_path(cache.layers, cache.length + 1, path, n_nodes)
+    return cache.replace(layers=moved)
 
 
 def copy_row(

@@ -126,8 +126,8 @@ def check_chain(drafter: Drafter) -> None:
     """
     if drafter.spec.depth:
         raise ValueError(
-            f"drafter {drafter.spec.name!r} drafts trees, and adaptive drafting reckons "
-            "with chains; use a drafter of chains."
+            f"drafter {drafter.spec.name!r} drafts trees, and adaptive drafting "
+            "reckons with chains; use a drafter of chains."
         )
 
 

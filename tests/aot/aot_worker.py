@@ -11,6 +11,7 @@ from specjax.decode._compiled import Plan
 from specjax.models import DecoderConfig, Quantization, RopeConfig, decoder_target
 from specjax.sharding import DEFAULT_RULES
 from specjax.testing import aot
+from specjax.trees import sequoia
 
 LLAMA = dict(
     vocab_size=128256,
@@ -34,6 +35,8 @@ SMOLLM2 = dict(
     max_context=8192,
     tied_head=True,
 )
+#: As many rows a pass as the chains' seven.
+TREE = sequoia((0.5, 0.2, 0.1), 6, max_depth=3)
 QUANTIZED = {"int8": Quantization(8), "int4": Quantization(4, 32)}
 # Nine query heads are no multiple of two or four devices: attention stays whole.
 WHOLE_HEADS = {**DEFAULT_RULES, "heads": None}
@@ -50,11 +53,13 @@ def has_prefill(case):
 
 
 def report(target, case, text_dir=None):
-    """Compiles ``model/rule``, ``model/rule/exact`` or ``model/rule/int8``."""
+    """Compiles ``model/rule``, or that with ``/exact``, ``/int8`` or ``/tree``."""
     model, rule, *options = case.split("/")
     config, rules = MODELS[model]
     exact = "exact" in options
     draft, drafter = None, drafters.prompt_lookup(6)
+    if "tree" in options:
+        drafter = drafters.token_recycling(config.vocab_size, TREE)
     for how in (QUANTIZED[name] for name in options if name in QUANTIZED):
         draft = dataclasses.replace(config, quantization=how, kernel_layout="out_in")
         drafter = drafters.self_draft(decoder_target(draft), 6)

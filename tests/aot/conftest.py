@@ -5,9 +5,17 @@ import json
 
 def pytest_terminal_summary(terminalreporter):
     reports = terminalreporter.getreports("passed")
-    rows = [json.loads(v) for r in reports for k, v in r.user_properties if k == "aot"]
-    if not rows:
-        return
+    found = {"aot": [], "kernel": []}
+    for name, value in (pair for r in reports for pair in r.user_properties):
+        if name in found:
+            found[name].append(json.loads(value))
+    if found["aot"]:
+        _programs(terminalreporter, found["aot"])
+    if found["kernel"]:
+        _kernels(terminalreporter, found["kernel"])
+
+
+def _programs(terminalreporter, rows):
     terminalreporter.section("ahead-of-time compiles (MiB of one device)")
     head = ("target", "case", "program", "s", "args", "temp", "state", "floor")
     line = "{:9} {:16} {:8} {:>6} {:>8} {:>7} {:>7} {:>8}  {}".format
@@ -24,4 +32,24 @@ def pytest_terminal_summary(terminalreporter):
         seconds = f"{r['seconds']:.1f}"
         terminalreporter.write_line(
             line(target, case, r["program"], seconds, *mib, " / ".join(counts))
+        )
+
+
+def _kernels(terminalreporter, rows):
+    terminalreporter.section("kernels compiled ahead of time (MiB)")
+    line = "{:9} {:26} {:28} {:>5} {:>8} {:>8} {:>9}".format
+    head = ("target", "kernel", "case", "s", "args", "temp", "accessed")
+    terminalreporter.write_line(line(*head))
+    for target, module, name, r in rows:
+        accessed = r["accessed_bytes"]
+        terminalreporter.write_line(
+            line(
+                target,
+                module.removesuffix("_cases"),
+                name,
+                f"{r['seconds']:.1f}",
+                f"{r['argument_bytes'] / 2**20:.1f}",
+                f"{r['temp_bytes'] / 2**20:.2f}",
+                "" if accessed is None else f"{accessed / 2**20:.1f}",
+            )
         )

@@ -16,6 +16,9 @@ def cached_attention_reference(
     window: int | None = None,
     sinks: int = 0,
     layout: PassLayout | None = None,
+    soft_cap: float | None = None,
+    key_scale: Float[Array, "R K S"] | None = None,
+    value_scale: Float[Array, "R K S"] | None = None,
 ) -> Float[Array, "R T H M"]:
     """Attends from T new rows to the cache, which holds them already.
 
@@ -33,6 +36,10 @@ def cached_attention_reference(
       sinks: with a window, first tokens of the text that are seen besides it.
       layout: of a pass over a tree. Row t then stands at ``length[r] + offsets[t]``,
         and of the new rows it sees those that its mask names.
+      soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2,
+        arXiv:2408.00118, section 2); None: they stay as they are.
+      key_scale: factor of each slot and head of a quantised cache; None: 1.
+      value_scale: likewise, of its values.
 
     Returns:
       Attention output, float32.
@@ -40,7 +47,14 @@ def cached_attention_reference(
     n_rows, n_new, n_heads, width = q.shape
     n_kv, slots = keys.shape[1], keys.shape[2]
     q = q.reshape(n_rows, n_new, n_kv, n_heads // n_kv, width).astype(jnp.float32)
-    scores = jnp.einsum("rtkgm,rksm->rktgs", q, keys.astype(jnp.float32)) * scale
+    keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+    if key_scale is not None:
+        keys = keys * key_scale[..., None]
+    if value_scale is not None:
+        values = values * value_scale[..., None]
+    scores = jnp.einsum("rtkgm,rksm->rktgs", q, keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     slot = jnp.arange(slots)
     position = length[:, None] + jnp.arange(n_new)[None, :]
     stands = jnp.broadcast_to(slot, (n_rows, slots))
@@ -62,6 +76,6 @@ def cached_attention_reference(
     weights = jnp.exp(scores)
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     live = slot[None, :] < (length + n_new)[:, None]
-    values = jnp.where(live[:, None, :, None], values.astype(jnp.float32), 0.0)
+    values = jnp.where(live[:, None, :, None], values, 0.0)
     out = jnp.einsum("rktgs,rksm->rtkgm", weights, values)
     return out.reshape(n_rows, n_new, n_heads, width)

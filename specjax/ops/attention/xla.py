@@ -19,7 +19,9 @@ KV_BLOCK = 256
 _MASKED = -1e30
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "window", "sinks", "tile_rows"))
+@functools.partial(
+    jax.jit, static_argnames=("scale", "window", "sinks", "soft_cap", "tile_rows")
+)
 def blocked_attention(
     q: Float[Array, "R T H M"],
     keys: Float[Array, "B K S M"],
@@ -32,6 +34,9 @@ def blocked_attention(
     layout: PassLayout | None,
     row: Int[Array, ""] | None,
     tile_rows: int | None,
+    soft_cap: float | None = None,
+    key_scale: Float[Array, "B K S"] | None = None,
+    value_scale: Float[Array, "B K S"] | None = None,
 ) -> Float[Array, "R T H M"]:
     """Online-softmax attention; see ``cached_attention`` for most arguments.
 
@@ -77,13 +82,15 @@ def blocked_attention(
         first = jnp.maximum(first - n_sinks, 0)
 
     def block(cache: Array, at: Array) -> Array:
-        size = (n_rows, n_kv, KV_BLOCK, width)
+        """Takes a block [R, K, KV_BLOCK, ...] of keys, values or scales."""
+        size = (n_rows, n_kv, KV_BLOCK, *cache.shape[3:])
+        rest = (0,) * (cache.ndim - 3)
         if row is not None or window is None or n_rows == 1:
-            start = (0 if row is None else row, 0, at[0] * KV_BLOCK, 0)
+            start = (0 if row is None else row, 0, at[0] * KV_BLOCK, *rest)
             return lax.dynamic_slice(cache, start, size).astype(jnp.float32)
         # One slice a row, as in the cache's writes: a gather is slow on the CPU.
         parts = [
-            lax.dynamic_slice(cache, (r, 0, at[r] * KV_BLOCK, 0), (1, *size[1:]))
+            lax.dynamic_slice(cache, (r, 0, at[r] * KV_BLOCK, *rest), (1, *size[1:]))
             for r in range(n_rows)
         ]
         return jnp.concatenate(parts).astype(jnp.float32)
@@ -106,9 +113,15 @@ def blocked_attention(
         at = i + jnp.where(i < n_sinks, 0, first)
         slot = at[:, None] * KV_BLOCK + jnp.arange(KV_BLOCK)[None, :]
         k, v = block(keys, at), block(values, at)
+        if value_scale is not None:
+            v = v * block(value_scale, at)[..., None]
         # Slots beyond the row's end hold leftovers; zero times NaN is NaN.
         v = jnp.where((slot < end[:, None])[:, None, :, None], v, 0.0)
         scores = product(q, k, 3)
+        if key_scale is not None:
+            scores = scores * block(key_scale, at)[:, :, None, :]
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         if layout is None:
             seen = slot[:, None, :] <= position[:, :, None]
         else:

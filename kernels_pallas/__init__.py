@@ -1,0 +1,1 @@
+"""Pallas kernels for TPU and GPU; ``specjax.ops`` chooses among them."""

@@ -1,0 +1,1 @@
+"""Attention of a pass's rows, a chain or a tree, over a length-bounded cache."""
