@@ -64,9 +64,10 @@ def test_decides_as_the_reference_but_for_near_ties(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("vocab", [300, 8193, 9000])
-def test_other_sizes(rule, vocab):
+@pytest.mark.parametrize(
+    ("vocab", "rule"), [(300, "coupled"), (8193, "rejection"), (9000, "greedy")]
+)
+def test_other_sizes(vocab, rule):
     """Whole steps and parts; padded rows of the two-stage draw."""
     for seed, kind in enumerate(["random", "equal", "peaked"]):
         case = make_case(
@@ -76,9 +77,8 @@ def test_other_sizes(rule, vocab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-def test_wrong_answers_are_told_from_right_ones(rule):
-    case = teeth_case(rule)
+def test_wrong_answers_are_told_from_right_ones():
+    case = teeth_case(RULES[0])
     check(case)
     for _, other in wrong(case):
         with pytest.raises(AssertionError):
