@@ -42,7 +42,7 @@ def _read(*args):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"drafter": "nope"}, "known drafters: plain, prompt_lookup"),
+        ({"drafter": "nope"}, "known drafters: lookahead, plain, prompt"),
         ({"datastore": "a.npz"}, "goes with drafter 'suffix'; .* 'prompt_lookup'"),
         ({"drafter": "suffix", "datastore": ""}, "datastore must be a path, got ''"),
         ({"drafter": "model"}, "needs draft_model, .* drafters.from_model"),

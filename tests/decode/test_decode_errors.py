@@ -99,7 +99,7 @@ def test_a_negative_gamma_for_plain_decoding():
 
 def test_unknown_names_list_the_known_ones():
     _refused(
-        r"'medusa' is not known; known drafters: plain, prompt_l", drafter="medusa"
+        r"'medusa' is not known; known drafters: lookahead, plain", drafter="medusa"
     )
     _refused(
         r"'nucleus' is not known; known rules: block, coupled, greedy", rule="nucleus"

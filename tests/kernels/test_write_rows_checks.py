@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_gather_path_checks import bits, noise, on_four_devices
+from test_gather_path_checks import DTYPES, bits, noise, on_four_devices
 
 from specjax.ops.write_rows import write_rows, write_rows_reference
 from specjax.ops.write_rows.xla import write_rows_xla
@@ -140,7 +140,7 @@ def test_on_a_mesh_each_device_has_its_own_heads_and_rows():
         assert line == [True, True, 0, shape]
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", [None, 2])
 def test_the_xla_form_is_the_definition(dtype, row):
     arrays = make(1, dtype, n_rows=BATCH if row is None else 1)
