@@ -189,8 +189,10 @@ def _choose(case, b, i, scores):
     table = np.full(256 * n_columns, -np.inf)
     table[: scores.size] = scores
     table = table.reshape(256, n_columns)
+    # Cold scores reach 1e5: their exp needs the largest taken off first.
+    top = scores.max()
     with np.errstate(divide="ignore"):
-        columns = np.log(np.exp(table).sum(0)) + noise[:n_columns]
+        columns = np.log(np.exp(table - top).sum(0)) + top + noise[:n_columns]
     column = int(columns.argmax())
     lanes = table[:, column] + noise[n_columns:]
     margin = min(_lead(columns), _lead(lanes))
